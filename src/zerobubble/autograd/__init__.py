@@ -1,0 +1,1 @@
+"""How is a backward pass done in two parts, B and W?"""

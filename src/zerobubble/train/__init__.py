@@ -1,0 +1,1 @@
+"""How does the reference trainer train a transformer on text through a pipeline?"""
