@@ -1,0 +1,177 @@
+"""How long does each op take, and how many bytes does it hold?"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from zerobubble.errors import UsageError
+from zerobubble.ir import Kind, Placement
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Costs:
+    """Times and activation sizes of every stage, as arrays of length ``num_stages``.
+
+    Times share one unit (say ms), sizes another (say bytes, or microbatches). A single number
+    stands for every stage.
+
+    Attributes:
+        forward: time of F.
+        backward_input: time of B.
+        backward_weight: time of W; BW takes the sum of both.
+        transfer: time in which a boundary tensor travels between stage ``s`` and ``s + 1`` when
+            they are on different ranks, in either direction; it overlaps compute.
+        activation: what F allocates and holds until the backward.
+        activation_kept: the part of ``activation`` that W still needs after B.
+
+    Raises:
+        UsageError: a value is negative or not finite, lengths differ, or more is kept than held.
+
+    >>> Costs.uniform(num_stages=2, f=1, b=2, w=1).backward_input.tolist()
+    [2.0, 2.0]
+    """
+
+    forward: Floats
+    backward_input: Floats
+    backward_weight: Floats
+    transfer: Floats
+    activation: Floats
+    activation_kept: Floats
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value: Floats = np.asarray(getattr(self, field.name), dtype=np.float64)
+            if value.shape != (self.num_stages,):
+                raise UsageError(
+                    f"costs: {field.name} has {value.size} values for {self.num_stages} stages"
+                )
+            if not np.isfinite(value).all() or (value < 0).any():
+                raise UsageError(f"costs: {field.name} must be finite and not negative: {value}")
+            value.setflags(write=False)
+            object.__setattr__(self, field.name, value)
+        if (self.activation_kept > self.activation).any():
+            raise UsageError("costs: activation_kept must not exceed activation")
+
+    @property
+    def num_stages(self) -> int:
+        """Number of stages that the costs describe."""
+        return len(self.forward)
+
+    @classmethod
+    def uniform(
+        cls,
+        num_stages: int,
+        *,
+        f: float = 1,
+        b: float = 1,
+        w: float = 1,
+        transfer: float = 0,
+        activation: float = 1,
+        kept: float = 1,
+    ) -> "Costs":
+        """Give every stage the same costs; ``kept`` is the share of the activation W needs."""
+        values = (f, b, w, transfer, activation, activation * kept)
+        return cls(*(np.full(num_stages, value, dtype=np.float64) for value in values))
+
+    @classmethod
+    def of_ranks(
+        cls,
+        placement: Placement,
+        f: float = 1,
+        b: float = 1,
+        w: float = 1,
+        transfer: float = 0,
+        kept: float = 1,
+    ) -> "Costs":
+        """Share the costs of one rank's whole part of the model evenly among its stages.
+
+        ``transfer`` is per hop. The unit of memory is what one microbatch's forwards of all
+        stages of a rank allocate, so that 1F1B on p ranks peaks at p.
+
+        >>> from zerobubble.ir import looped
+        >>> Costs.of_ranks(looped(2, v=2), f=1, b=2, w=1).backward_input.tolist()
+        [1.0, 1.0, 1.0, 1.0]
+        """
+        share = stage_shares(placement)
+        return cls(
+            f * share, b * share, w * share, np.full(len(share), transfer), share, kept * share
+        )
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], placement: Placement) -> "Costs":
+        """Read the costs from the mapping of a costs file.
+
+        Keys ``forward``, ``backward_input`` and ``backward_weight`` are required: a number or a
+        list with one value for each stage. ``transfer`` (0) may also have one value for each
+        boundary; ``activation`` (an even share of the rank) and ``activation_kept`` (all of it)
+        are optional.
+
+        Raises:
+            UsageError: a key is missing or unknown, or a value has the wrong type or length.
+        """
+        known = [field.name for field in fields(cls)]
+        if unknown := sorted(set(values) - set(known)):
+            raise UsageError(f"costs: unknown key {unknown[0]!r}; the keys are {', '.join(known)}")
+        if missing := [name for name in known[:3] if name not in values]:
+            raise UsageError(f"costs: key {missing[0]!r} is missing")
+        num_stages = placement.num_stages
+        f, b, w = (_per_stage(name, values[name], num_stages) for name in known[:3])
+        transfer = _per_stage("transfer", values.get("transfer", 0), num_stages, boundaries=True)
+        activation = _per_stage(
+            "activation", values.get("activation", stage_shares(placement)), num_stages
+        )
+        kept = _per_stage("activation_kept", values.get("activation_kept", activation), num_stages)
+        return cls(f, b, w, transfer, activation, kept)
+
+    def to_dict(self) -> dict[str, list[float]]:
+        """Give the mapping that ``from_dict`` reads."""
+        return {field.name: getattr(self, field.name).tolist() for field in fields(self)}
+
+    def durations(self) -> Floats:
+        """Tabulate the time of every op: shape (number of kinds, num_stages)."""
+        table: Floats = np.zeros((len(Kind), self.num_stages))
+        table[Kind.F] = self.forward
+        table[Kind.B] = self.backward_input
+        table[Kind.W] = self.backward_weight
+        table[Kind.BW] = self.backward_input + self.backward_weight
+        return table
+
+    def memory_changes(self) -> Floats:
+        """Tabulate what every op adds to the memory of its rank: shape (kinds, num_stages).
+
+        F adds as it starts; B and W free as they end.
+        """
+        table: Floats = np.zeros((len(Kind), self.num_stages))
+        table[Kind.F] = self.activation
+        table[Kind.B] = self.activation_kept - self.activation
+        table[Kind.W] = -self.activation_kept
+        table[Kind.BW] = -self.activation
+        return table
+
+
+def stage_shares(placement: Placement) -> Floats:
+    """Give each stage's even share of its rank: one over the number of stages there."""
+    holders = np.asarray(placement.stage_to_rank)
+    shares: Floats = 1.0 / np.bincount(holders)[holders]
+    return shares
+
+
+def _per_stage(name: str, value: ArrayLike, num_stages: int, boundaries: bool = False) -> Floats:
+    try:
+        array: Floats = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise UsageError(
+            f"costs: {name} must be a number or a list of numbers: {value!r}"
+        ) from None
+    if array.ndim == 0:
+        return np.full(num_stages, array)
+    if boundaries and array.shape == (num_stages - 1,):
+        return np.append(array, 0.0)
+    if array.shape != (num_stages,):
+        raise UsageError(f"costs: {name} has {array.size} values for {num_stages} stages")
+    return array

@@ -1,0 +1,260 @@
+"""What is a schedule? Op, Placement and Schedule: the vocabulary, read this first.
+
+An op is one kind of work (forward, input gradient, weight gradient, or both gradients at once) of
+one stage and one microbatch. A placement says which rank holds which stage. A schedule is a
+placement and the order in which every rank runs its ops; it holds no times and no communication.
+
+Sizes reach 25 million ops, so a schedule keeps each rank's order as an array of op codes
+(kind, stage and microbatch in one integer) and makes ``Op`` objects only when asked.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerobubble.errors import ScheduleError, UsageError
+
+Codes = NDArray[np.int64]
+
+
+class Kind(IntEnum):
+    """The kinds of op, named as in the Zero Bubble paper (arXiv 2401.10241, section 2)."""
+
+    F = 0
+    B = 1
+    W = 2
+    BW = 3
+
+
+class Op(NamedTuple):
+    """One kind of work of one stage and one microbatch.
+
+    >>> str(Op(Kind.W, stage=2, microbatch=3))
+    'W3 of stage 2'
+    """
+
+    kind: Kind
+    stage: int
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.kind.name}{self.microbatch} of stage {self.stage}"
+
+
+def F(stage: int, microbatch: int) -> Op:
+    """Name the forward of a stage for a microbatch."""
+    return Op(Kind.F, stage, microbatch)
+
+
+def B(stage: int, microbatch: int) -> Op:
+    """Name the gradient of a stage's input for a microbatch."""
+    return Op(Kind.B, stage, microbatch)
+
+
+def W(stage: int, microbatch: int) -> Op:
+    """Name the gradient of a stage's parameters for a microbatch."""
+    return Op(Kind.W, stage, microbatch)
+
+
+def BW(stage: int, microbatch: int) -> Op:
+    """Name both gradients of a stage for a microbatch, computed at once."""
+    return Op(Kind.BW, stage, microbatch)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Which rank holds which stage; stages are numbered in forward order.
+
+    Ranks may hold different numbers of stages, but each holds at least one.
+
+    Raises:
+        UsageError: a rank between 0 and the largest one holds no stage.
+
+    >>> Placement((0, 1, 1, 0)).stages_of(1)
+    (1, 2)
+    """
+
+    stage_to_rank: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        used = set(self.stage_to_rank)
+        if not used or used != set(range(len(used))):
+            raise UsageError(
+                f"placement {list(self.stage_to_rank)} must name every rank from 0 to the largest "
+                "at least once"
+            )
+
+    @property
+    def num_stages(self) -> int:
+        """Number of stages of the model."""
+        return len(self.stage_to_rank)
+
+    @cached_property
+    def num_ranks(self) -> int:
+        """Number of ranks of the pipeline."""
+        return max(self.stage_to_rank) + 1
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """List the stages that a rank holds, in forward order."""
+        return tuple(s for s, holder in enumerate(self.stage_to_rank) if holder == rank)
+
+    def __str__(self) -> str:
+        ranks, stages = self.num_ranks, self.num_stages
+        if stages % ranks == 0:
+            rounds = stages // ranks
+            if self == linear(ranks):
+                return "linear"
+            if self == looped(ranks, rounds):
+                return f"looped:{rounds}"
+            if self == wave(ranks, rounds):
+                return "v" if rounds == 2 else f"wave:{rounds}"
+        return ",".join(map(str, self.stage_to_rank))
+
+
+def linear(num_ranks: int) -> Placement:
+    """Place one stage on each rank, in order.
+
+    >>> linear(3).stage_to_rank
+    (0, 1, 2)
+    """
+    return Placement(tuple(range(num_ranks)))
+
+
+def looped(num_ranks: int, v: int) -> Placement:
+    """Place ``v`` stages on each rank, going round the ranks ``v`` times (interleaved).
+
+    >>> looped(2, v=2).stage_to_rank
+    (0, 1, 0, 1)
+    """
+    return Placement(tuple(s % num_ranks for s in range(num_ranks * v)))
+
+
+def wave(num_ranks: int, v: int) -> Placement:
+    """Place ``v`` stages on each rank, going down and up the ranks in turn; V is ``v=2``.
+
+    >>> wave(2, v=2).stage_to_rank
+    (0, 1, 1, 0)
+    """
+    down, up = tuple(range(num_ranks)), tuple(reversed(range(num_ranks)))
+    return Placement(tuple(r for turn in range(v) for r in (up if turn % 2 else down)))
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """A placement and the order in which every rank runs its ops.
+
+    ``orders[rank]`` is a read-only array of op codes, ``code = (kind * num_stages + stage) *
+    num_microbatches + microbatch``: dense, so that a code also indexes a table of all ops. Any
+    order can be held here; ``zerobubble.verify`` says whether it obeys the rules.
+
+    >>> s = Schedule.from_ops("mine", linear(1), 1, [[F(0, 0), BW(0, 0)]])
+    >>> [str(op) for op in s.ops(0)]
+    ['F0 of stage 0', 'BW0 of stage 0']
+    """
+
+    name: str
+    placement: Placement
+    num_microbatches: int
+    orders: tuple[Codes, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.orders) != self.num_ranks:
+            raise ScheduleError(
+                f"{self.name}: {len(self.orders)} orders for {self.num_ranks} ranks: "
+                "give one order for each rank"
+            )
+        for order in self.orders:
+            order.setflags(write=False)
+
+    @classmethod
+    def from_ops(
+        cls,
+        name: str,
+        placement: Placement,
+        num_microbatches: int,
+        ops_of_ranks: Sequence[Iterable[Op]],
+    ) -> "Schedule":
+        """Build a schedule from one iterable of ops for each rank.
+
+        Raises:
+            ScheduleError: an op names a stage or microbatch that does not exist.
+        """
+        shape = (placement.num_stages, num_microbatches)
+        orders = tuple(
+            np.fromiter((_encode(op, *shape, name, rank) for op in ops), dtype=np.int64)
+            for rank, ops in enumerate(ops_of_ranks)
+        )
+        return cls(name, placement, num_microbatches, orders)
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks of the pipeline."""
+        return self.placement.num_ranks
+
+    @property
+    def num_stages(self) -> int:
+        """Number of stages of the model."""
+        return self.placement.num_stages
+
+    @property
+    def num_codes(self) -> int:
+        """Number of possible op codes: the size of a table indexed by code."""
+        return len(Kind) * self.num_stages * self.num_microbatches
+
+    @property
+    def num_ops(self) -> int:
+        """Number of ops on all ranks."""
+        return sum(map(len, self.orders))
+
+    def code(self, op: Op) -> int:
+        """Encode an op as an integer below ``num_codes``."""
+        return _encode(op, self.num_stages, self.num_microbatches, self.name)
+
+    def op(self, code: int) -> Op:
+        """Decode an op code."""
+        rest, microbatch = divmod(int(code), self.num_microbatches)
+        kind, stage = divmod(rest, self.num_stages)
+        return Op(Kind(kind), stage, microbatch)
+
+    def ops(self, rank: int) -> Iterator[Op]:
+        """Yield the ops of one rank in the order it runs them."""
+        return map(self.op, self.orders[rank].tolist())
+
+    def fields(self, codes: Codes) -> tuple[Codes, Codes, Codes]:
+        """Split an array of codes into arrays of kinds, stages and microbatches."""
+        rest, microbatches = np.divmod(codes, self.num_microbatches)
+        kinds, stages = np.divmod(rest, self.num_stages)
+        return kinds, stages, microbatches
+
+    def renamed(self, name: str) -> "Schedule":
+        """Copy the schedule under another name."""
+        return Schedule(name, self.placement, self.num_microbatches, self.orders)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Schedule):
+            return NotImplemented
+        return (
+            (self.name, self.placement, self.num_microbatches)
+            == (other.name, other.placement, other.num_microbatches)
+            and all(map(np.array_equal, self.orders, other.orders))
+        )  # fmt: skip
+
+    def __hash__(self) -> int:
+        orders = tuple(order.tobytes() for order in self.orders)
+        return hash((self.name, self.placement, self.num_microbatches, orders))
+
+
+def _encode(op: Op, num_stages: int, num_microbatches: int, name: str, rank: int = -1) -> int:
+    kind, stage, microbatch = op
+    if not (0 <= stage < num_stages and 0 <= microbatch < num_microbatches):
+        where = f"rank {rank}: " if rank >= 0 else ""
+        raise ScheduleError(
+            f"{name}: {where}{op} does not exist: there are stages 0..{num_stages - 1} "
+            f"and microbatches 0..{num_microbatches - 1}"
+        )
+    return (kind * num_stages + stage) * num_microbatches + microbatch
