@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from zerobubble.errors import ScheduleError
 from zerobubble.graph import producers, run_order
-from zerobubble.ir import Kind, Op, Schedule
+from zerobubble.ir import Op, Schedule
 
 
 class Action(Enum):
