@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from zerobubble.errors import ScheduleError
 from zerobubble.graph import producers, run_order
-from zerobubble.ir import Op, Schedule
+from zerobubble.ir import Kind, Op, Schedule
 
 
 class Action(Enum):
@@ -221,3 +221,9 @@ def prove_no_deadlock(programs: tuple[Program, ...]) -> None:
     ]
     if stopped:
         raise ScheduleError(f"deadlock: {'; '.join(stopped)}: post receives earlier")
+
+
+def forward_only(schedule: Schedule) -> Schedule:
+    """Keep nothing but the forwards of a schedule, in their order: what evaluation runs."""
+    orders = tuple(order[schedule.fields(order)[0] == Kind.F] for order in schedule.orders)
+    return Schedule(schedule.name, schedule.placement, schedule.num_microbatches, orders)

@@ -1,0 +1,92 @@
+"""What travels between two stages? Tensors, and a layout that puts them back together."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from zerobubble.errors import UsageError
+
+Constant = bool | int | float | str | None
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Shape, dtype and need of a gradient of one tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool
+
+    def allocate(self, device: torch.device) -> Tensor:
+        """Make an uninitialised tensor of this shape and dtype."""
+        return torch.empty(self.shape, dtype=self.dtype, device=device)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a value (a tensor, or tensors and constants in tuples, lists and dicts) is built.
+
+    Attributes:
+        tree: the nesting.
+        leaves: a ``TensorSpec`` for each tensor, and the constants themselves.
+    """
+
+    tree: pytree.TreeSpec
+    leaves: tuple[TensorSpec | Constant, ...]
+
+    @property
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        """The tensors among the leaves, in order."""
+        return tuple(leaf for leaf in self.leaves if isinstance(leaf, TensorSpec))
+
+    @property
+    def gradients(self) -> tuple[TensorSpec, ...]:
+        """The tensors that need a gradient, in order."""
+        return tuple(leaf for leaf in self.tensors if leaf.requires_grad)
+
+    def build(self, tensors: list[Tensor]) -> Any:
+        """Put the tensors and constants together again."""
+        source = iter(tensors)
+        leaves = [next(source) if isinstance(x, TensorSpec) else x for x in self.leaves]
+        return pytree.tree_unflatten(leaves, self.tree)
+
+
+def flatten(value: Any, what: str) -> tuple[list[Tensor], Layout]:
+    """Split a value into its tensors and its layout.
+
+    Raises:
+        UsageError: it holds something else than tensors and constants; ``what`` names the value.
+    """
+    leaves, tree = pytree.tree_flatten(value)
+    described: list[TensorSpec | Constant] = []
+    for leaf in leaves:
+        if isinstance(leaf, Tensor):
+            described.append(TensorSpec(tuple(leaf.shape), leaf.dtype, leaf.requires_grad))
+        elif leaf is None or isinstance(leaf, bool | int | float | str):
+            described.append(leaf)
+        else:
+            raise UsageError(
+                f"{what} holds a {type(leaf).__name__}: only tensors, numbers, strings and None, "
+                "in tuples, lists or dicts, can cross a stage boundary"
+            )
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)], Layout(tree, tuple(described))
+
+
+def split_batch(value: Any, num_microbatches: int, what: str) -> list[Any]:
+    """Split every tensor of a batch along its first dimension into equal microbatches.
+
+    Raises:
+        UsageError: a tensor has no first dimension, or it is not divisible.
+    """
+    tensors, layout = flatten(value, what)
+    for tensor in tensors:
+        if tensor.ndim == 0 or tensor.shape[0] % num_microbatches or tensor.shape[0] == 0:
+            raise UsageError(
+                f"{what} of shape {list(tensor.shape)} cannot be split into {num_microbatches} "
+                "microbatches: make its first dimension a multiple of that number"
+            )
+    parts = [tensor.chunk(num_microbatches) for tensor in tensors]
+    return [layout.build([part[i] for part in parts]) for i in range(num_microbatches)]

@@ -1,0 +1,42 @@
+"""Which rank failed first, in which op, and why? Every rank can say so.
+
+The rank that fails leaves one line in the store that the processes share, then ends. Its
+neighbours notice the broken connection, read the line, and end with it; so do theirs.
+"""
+
+import torch.distributed as dist
+
+from zerobubble.errors import PipelineError
+from zerobubble.lower import Action, Instruction
+
+_KEY = "zerobubble/failure"
+_MESSAGE_ACTIONS = (Action.AWAIT, Action.RELEASE, Action.SEND, Action.RECEIVE)
+
+
+def describe(error: Exception, rank: int, step: int, instruction: Instruction) -> PipelineError:
+    """Turn an error in an instruction into one that names the rank, op and cause, for all ranks."""
+    action, op, peer = instruction
+    where = f"rank {rank}, {op}, step {step}"
+    if action in _MESSAGE_ACTIONS and isinstance(error, RuntimeError):
+        lost = f"rank {rank} lost rank {peer} at {instruction}, step {step}"
+        cause = _first_cause(f"{lost}: {_one_line(error)}")
+        return PipelineError(f"{where}: stopped, because of {cause}")
+    cause = f"{where}: {type(error).__name__}: {_one_line(error)}"
+    _first_cause(cause)
+    return PipelineError(cause)
+
+
+def _first_cause(cause: str) -> str:
+    """Leave a cause in the shared store unless one is there; return the one that is."""
+    if not dist.is_initialized():
+        return cause
+    try:
+        store = dist.distributed_c10d._get_default_store()
+        return str(store.compare_set(_KEY, "", cause).decode())
+    except RuntimeError:  # the store went down together with the process that kept it
+        return cause
+
+
+def _one_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else repr(error)

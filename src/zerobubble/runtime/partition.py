@@ -1,0 +1,89 @@
+"""Which stage holds which layers, and how is a layer built on the rank that needs it?"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from zerobubble.errors import UsageError
+
+Layer = nn.Module | Callable[[], nn.Module]
+
+
+def split_layers(
+    num_layers: int, num_stages: int, layers_per_stage: Sequence[int] | None = None
+) -> list[range]:
+    """Assign consecutive layers to stages: as given, or evenly with the longer stages first.
+
+    Raises:
+        UsageError: there are fewer layers than stages, or the given numbers do not add up.
+
+    >>> split_layers(5, 2)
+    [range(0, 3), range(3, 5)]
+    """
+    if layers_per_stage is None:
+        if num_layers < num_stages:
+            raise UsageError(
+                f"{num_stages} stages need at least as many layers, but there are {num_layers}: "
+                "use fewer ranks or stages, or a deeper model"
+            )
+        size, longer = divmod(num_layers, num_stages)
+        layers_per_stage = [size + (stage < longer) for stage in range(num_stages)]
+    counts = list(layers_per_stage)
+    if len(counts) != num_stages or sum(counts) != num_layers or min(counts) < 1:
+        raise UsageError(
+            f"layers per stage {counts} must be {num_stages} positive numbers that add up to "
+            f"{num_layers}"
+        )
+    ends = np.cumsum(counts).tolist()
+    return [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
+
+
+class StageModule(nn.Module):
+    """The layers of one stage, run one after the other under their numbers in the whole model."""
+
+    def __init__(self, layers: dict[int, nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict({str(number): layer for number, layer in layers.items()})
+
+    def forward(self, value: Any) -> Any:
+        """Feed a value through the layers."""
+        for layer in self.layers.values():
+            value = layer(value)
+        return value
+
+    def model_parameters(self) -> dict[str, nn.Parameter]:
+        """Map the names that parameters have in the whole model, ``number.name``, to them."""
+        return dict(self.layers.named_parameters())
+
+
+def build_stage(
+    layers: Sequence[Layer], numbers: range, seed: int, device: torch.device
+) -> StageModule:
+    """Build the layers of one stage on a device.
+
+    A layer given as a callable is built under a random seed of its own, made from ``seed`` and
+    its number, so that its initial values do not depend on the partition.
+
+    Raises:
+        UsageError: a layer is neither a module nor a callable that returns one.
+    """
+    return StageModule({i: _build_layer(layers[i], i, seed).to(device) for i in numbers})
+
+
+def _build_layer(layer: Layer, number: int, seed: int) -> nn.Module:
+    if isinstance(layer, nn.Module):
+        return layer
+    built = None
+    if callable(layer):
+        with torch.random.fork_rng():
+            torch.manual_seed(int(np.random.SeedSequence([seed, number]).generate_state(1)[0]))
+            built = layer()
+    if not isinstance(built, nn.Module):
+        raise UsageError(
+            f"layer {number} must be a module or a callable without arguments that builds one, "
+            f"not {layer!r}"
+        )
+    return built

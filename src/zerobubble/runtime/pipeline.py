@@ -1,0 +1,279 @@
+"""What does a user hold? A Pipeline: layers and a schedule in, training steps out."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+from zlib import crc32
+
+import torch
+from torch import Tensor, nn
+
+from zerobubble.errors import UsageError
+from zerobubble.ir import Kind, Schedule
+from zerobubble.lower import Action, Program, forward_only, lower
+from zerobubble.runtime.boundary import flatten, split_batch
+from zerobubble.runtime.executor import Executor
+from zerobubble.runtime.ledger import Ledger
+from zerobubble.runtime.messages import Layouts, Messages
+from zerobubble.runtime.optimizer import PipelineOptimizer, build_inner
+from zerobubble.runtime.partition import Layer, build_stage, split_layers
+from zerobubble.runtime.stage import LossFunction, Stage
+from zerobubble.runtime.tied import TiedParameters
+from zerobubble.runtime.trace import Recorder, gather_timelines
+from zerobubble.runtime.transport import Transport
+from zerobubble.simulate import Timeline
+from zerobubble.verify import verify
+
+
+class Pipeline:
+    """A model cut into stages over the ranks of a schedule; every rank makes the same calls.
+
+    Args:
+        layers: of the whole model, in order, one value flowing through: modules, or callables
+            without arguments that build one. A rank builds only those it holds.
+        schedule: what every rank runs, for as many ranks as there are processes.
+        loss_fn: maps output and target of a microbatch to a scalar, the mean over its samples.
+        layers_per_stage: how many layers each stage has; by default they are shared evenly.
+        tied: groups of parameters with one value, each named ``layer number.parameter name``.
+        device: where this rank computes: ``cpu``, ``cuda`` or ``cuda:1``.
+        seed: of the initial values of layers given as callables.
+        autocast: dtype of mixed precision, such as ``torch.bfloat16``; None for none.
+        timeout: after how many seconds of silence another rank counts as lost.
+        num_recorded_steps: of how many last steps ``timelines`` tells.
+
+    Raises:
+        UsageError: layers, stages, ranks or devices do not fit together.
+        ScheduleError: the schedule breaks a rule.
+
+    >>> import zerobubble as zb
+    >>> layers = [nn.Linear(4, 4), nn.Linear(4, 1)]
+    >>> schedule = zb.build("zb-h1", num_ranks=1, num_microbatches=2)
+    >>> pipe = Pipeline(layers, schedule, nn.functional.mse_loss)
+    >>> opt = pipe.optimizer(torch.optim.SGD, lr=0.1, max_grad_norm=1.0)
+    >>> loss = pipe.step(torch.ones(8, 4), torch.ones(8, 1))
+    >>> opt.step()
+    >>> bool(pipe.eval(torch.ones(8, 4), torch.ones(8, 1)) < loss)
+    True
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        schedule: Schedule,
+        loss_fn: LossFunction,
+        *,
+        layers_per_stage: Sequence[int] | None = None,
+        tied: Iterable[Sequence[str]] = (),
+        device: str | torch.device = "cpu",
+        seed: int = 0,
+        autocast: torch.dtype | None = None,
+        timeout: float = 600.0,
+        num_recorded_steps: int = 1,
+    ) -> None:
+        verify(schedule)
+        self.schedule = schedule
+        self.device = _device(device)
+        layers = list(layers)
+        self.layers_of_stage = split_layers(len(layers), schedule.num_stages, layers_per_stage)
+        programs, evaluations = lower(schedule), lower(forward_only(schedule))
+        self._transport = Transport(self.device, schedule.num_ranks, _pairs(programs), timeout)
+        self.rank = self._transport.rank
+        self._refuse_shared(layers)
+        context = _autocast(self.device, autocast)
+        self.stages = {
+            s: self._build_stage(s, layers, loss_fn, seed, context)
+            for s in schedule.placement.stages_of(self.rank)
+        }
+        self._tied = TiedParameters(
+            tied,
+            dict(self.named_parameters()),
+            [s for s, numbers in enumerate(self.layers_of_stage) for _ in numbers],
+            schedule.placement,
+            self.rank,
+        )
+        self._tied.copy_values()
+        self.ledger = Ledger()
+        self._recorder = Recorder(self.device, num_recorded_steps)
+        self._messages = Messages(schedule, self.stages, self._transport, self.ledger)
+        bind = partial(Executor, stages=self.stages, messages=self._messages)
+        self._training = bind(programs[self.rank], recorder=self._recorder)
+        self._evaluation = bind(evaluations[self.rank])
+        self._layouts: defaultdict[int, Layouts] = defaultdict(Layouts)
+        self.num_steps = 0
+
+    def _build_stage(
+        self,
+        number: int,
+        layers: Sequence[Layer],
+        loss_fn: LossFunction,
+        seed: int,
+        context: Callable[[], AbstractContextManager[Any]],
+    ) -> Stage:
+        kinds, stages, _ = self.schedule.fields(self.schedule.orders[self.rank])
+        return Stage(
+            number,
+            build_stage(layers, self.layers_of_stage[number], seed, self.device),
+            splits_backward=bool(((kinds == Kind.W) & (stages == number)).any()),
+            loss_fn=loss_fn if number == self.schedule.num_stages - 1 else None,
+            loss_scale=1 / self.schedule.num_microbatches,
+            autocast=context,
+        )
+
+    def _refuse_shared(self, layers: Sequence[Layer]) -> None:
+        """Refuse a Parameter object that layers on different ranks share."""
+        owners: dict[nn.Parameter, tuple[int, str, int]] = {}
+        for stage, numbers in enumerate(self.layers_of_stage):
+            rank = self.schedule.placement.stage_to_rank[stage]
+            for number in numbers:
+                layer = layers[number]
+                if not isinstance(layer, nn.Module):
+                    continue
+                for name, parameter in layer.named_parameters():
+                    other, other_name, other_rank = owners.setdefault(
+                        parameter, (number, name, rank)
+                    )
+                    if other_rank != rank:
+                        names = f"('{other}.{other_name}', '{number}.{name}')"
+                        raise UsageError(
+                            f"layers {other} and {number} share a parameter but are on ranks "
+                            f"{other_rank} and {rank}: give each its own and pass tied=[{names}]"
+                        )
+
+    def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
+        """Yield this rank's parameters under their names in the whole model, in its order."""
+        for stage in self.stages.values():
+            yield from stage.module.model_parameters().items()
+
+    def optimizer(
+        self,
+        optimizer: torch.optim.Optimizer | Callable[..., torch.optim.Optimizer],
+        *,
+        max_grad_norm: float | None = None,
+        validate: str = "sync",
+        **options: Any,
+    ) -> PipelineOptimizer:
+        """Wrap an optimizer so that its step agrees over all ranks.
+
+        Args:
+            optimizer: a class, built with ``options`` for this rank's trainable parameters, or an
+                instance made from ``named_parameters``.
+            max_grad_norm: clip gradients to this norm over the whole model; None: never.
+            validate: ``sync``: all ranks wait for the norm before any steps.
+            options: keywords of the optimizer class, such as ``lr``.
+
+        Raises:
+            UsageError: ``validate`` is unknown, or the options do not fit.
+        """
+        if validate != "sync":
+            raise UsageError(f"validate must be 'sync', not {validate!r}")
+        inner = build_inner(optimizer, dict(self.named_parameters()), options)
+        return PipelineOptimizer(inner, self._transport, self._tied, max_grad_norm)
+
+    def step(self, x: Any = None, y: Any = None) -> Tensor:
+        """Run forward and backward for one batch; gradients are added to ``.grad``.
+
+        Args:
+            x: the model's input, read on the rank of the first stage: a tensor, or tensors in
+                tuples, lists and dicts, each with the samples along its first dimension.
+            y: the target, read on the rank of the last stage, likewise.
+
+        Returns:
+            The mean loss over the microbatches, a scalar without a graph, on every rank.
+
+        Raises:
+            UsageError: the batch cannot be split into the schedule's number of microbatches.
+            PipelineError: an op failed on this or another rank; no further step is possible.
+        """
+        self._set_training(True)
+        self.num_steps += 1
+        return self._run(self._training, x, y, "train")
+
+    @torch.no_grad()
+    def eval(self, x: Any = None, y: Any = None) -> Tensor:
+        """Compute the mean loss of one batch without gradients; arguments as for ``step``."""
+        self._set_training(False)
+        return self._run(self._evaluation, x, y, "eval")
+
+    def timelines(self) -> list[Timeline]:
+        """Gather the measured timelines of the last steps on rank 0; empty on other ranks.
+
+        Times are in milliseconds. All ranks must call this together.
+        """
+        return gather_timelines(self._recorder, self.schedule, self._transport)
+
+    def _set_training(self, mode: bool) -> None:
+        for stage in self.stages.values():
+            if stage.module.training is not mode:
+                stage.module.train(mode)
+
+    def _run(self, executor: Executor, x: Any, y: Any, purpose: str) -> Tensor:
+        last = self.stages.get(self.schedule.num_stages - 1)
+        try:
+            self._announce(self._give_batch(x, y), purpose)
+            executor.run(self.num_steps)
+            self._messages.layouts.is_complete = True
+            loss = torch.zeros((), device=self.device)
+            if last is not None and last.loss is not None:
+                loss = last.loss.float().reshape(())
+        finally:
+            self._messages.reset()
+            for stage in self.stages.values():
+                stage.reset()
+        holder = self.schedule.placement.stage_to_rank[-1]
+        return self._transport.share(loss, holder)
+
+    def _give_batch(self, x: Any, y: Any) -> int:
+        """Hand the microbatches to the first and last stage; return what tells shapes apart."""
+        count, signature = self.schedule.num_microbatches, 0
+        if 0 in self.stages:
+            inputs = split_batch(_on(self.device, x), count, "the batch x")
+            signature = crc32(repr(flatten(inputs[0], "the batch x")[1]).encode())
+            self.stages[0].give_batch(inputs)
+        if self.schedule.num_stages - 1 in self.stages:
+            targets = split_batch(_on(self.device, y), count, "the target y")
+            self.stages[self.schedule.num_stages - 1].targets = targets
+        return signature
+
+    def _announce(self, signature: int, purpose: str) -> None:
+        """Pass the signature of the batch from the first stage's rank round to all others."""
+        transport, first = self._transport, self.schedule.placement.stage_to_rank[0]
+        message = torch.tensor([signature])
+        if self.rank != first:
+            transport.receive_control(message, (self.rank - 1) % transport.num_ranks)
+        transport.flush()
+        if (self.rank + 1) % transport.num_ranks != first:
+            transport.send_control(message, (self.rank + 1) % transport.num_ranks)
+        self._messages.layouts = self._layouts[crc32(f"{purpose}{int(message)}".encode())]
+
+
+def _pairs(programs: Sequence[Program]) -> set[tuple[int, int]]:
+    """List the (sender, reader) pairs between which messages travel."""
+    return {
+        (program.rank, instruction.peer)
+        for program in programs
+        for instruction in program.instructions
+        if instruction.action is Action.SEND
+    }
+
+
+def _device(device: str | torch.device) -> torch.device:
+    try:
+        chosen = torch.device(device)
+    except RuntimeError:
+        raise UsageError(f"device {device!r} is unknown: use cpu, cuda or cuda:0") from None
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError("device cuda: no CUDA device is available here: use --device cpu")
+    return chosen
+
+
+def _autocast(
+    device: torch.device, dtype: torch.dtype | None
+) -> Callable[[], AbstractContextManager[Any]]:
+    return nullcontext if dtype is None else partial(torch.autocast, device.type, dtype)
+
+
+def _on(device: torch.device, value: Any) -> Any:
+    tensors, layout = flatten(value, "the batch")
+    return layout.build([tensor.to(device, non_blocking=True) for tensor in tensors])

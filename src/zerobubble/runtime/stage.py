@@ -1,0 +1,150 @@
+"""What does one stage do for F, B and W of a microbatch?"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from zerobubble.autograd import WeightQueue, deferring
+from zerobubble.errors import UsageError
+from zerobubble.runtime.boundary import Layout, flatten
+from zerobubble.runtime.partition import StageModule
+
+LossFunction = Callable[[Any, Any], Tensor]
+
+
+class Stage:
+    """A slice of the model and what it holds for the microbatches in flight.
+
+    The graph of a microbatch is cut at the boundaries: inputs are leaves, and of the outputs only
+    the graph edges are kept, so that their memory goes as soon as they have been sent.
+
+    Args:
+        number: of the stage, in forward order.
+        module: its layers.
+        splits_backward: whether W runs apart from B, so that weight gradients are deferred.
+        loss_fn: on the last stage, maps output and target of a microbatch to a scalar.
+        loss_scale: factor on every microbatch's loss, 1/m for the mean over m microbatches.
+        autocast: gives the context of the forward, for mixed precision.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        module: StageModule,
+        *,
+        splits_backward: bool,
+        loss_fn: LossFunction | None = None,
+        loss_scale: float = 1.0,
+        autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        self.number = number
+        self.module = module
+        self.splits_backward = splits_backward
+        self.loss_fn = loss_fn
+        self.loss_scale = loss_scale
+        self.autocast = autocast
+        self.targets: list[Any] = []
+        self.loss: Tensor | None = None
+        self._inputs: dict[int, tuple[list[Tensor], Any]] = {}
+        self._outputs: dict[int, tuple[list[Tensor], Layout]] = {}
+        self._edges: dict[int, list[GradientEdge]] = {}
+        self._gradients: dict[int, list[Tensor]] = {}
+        self._queues: dict[int, WeightQueue] = {}
+
+    def give_input(self, microbatch: int, tensors: list[Tensor], layout: Layout) -> None:
+        """Take the output of the stage before: its tensors become leaves of a new graph."""
+        leaves = [
+            tensor.detach().requires_grad_(spec.requires_grad and torch.is_grad_enabled())
+            for tensor, spec in zip(tensors, layout.tensors, strict=True)
+        ]
+        entered = [_Enter.apply(leaf) if leaf.requires_grad else leaf for leaf in leaves]
+        self._inputs[microbatch] = ([x for x in leaves if x.requires_grad], layout.build(entered))
+
+    def give_batch(self, microbatches: list[Any]) -> None:
+        """Take the model's inputs: what the first stage reads."""
+        self._inputs = {i: ([], value) for i, value in enumerate(microbatches)}
+
+    def forward(self, microbatch: int) -> None:
+        """Run F: compute the output, on the last stage the loss."""
+        leaves, value = self._inputs[microbatch]
+        self._inputs[microbatch] = (leaves, None)
+        with self.autocast(), self._deferring(microbatch, new=True):
+            output = self.module(value)
+            if self.loss_fn is not None:
+                output = self._add_loss(self.loss_fn(output, self.targets[microbatch]))
+        tensors, layout = flatten(output, f"the output of stage {self.number}")
+        if torch.is_grad_enabled():
+            self._edges[microbatch] = [get_gradient_edge(t) for t in tensors if t.requires_grad]
+        if self.loss_fn is None:
+            self._outputs[microbatch] = ([t.detach().contiguous() for t in tensors], layout)
+        elif torch.is_grad_enabled():
+            self._gradients[microbatch] = [torch.ones_like(output)]
+
+    def _add_loss(self, loss: Any) -> Tensor:
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise UsageError(f"loss_fn must return a tensor with one value, not {loss!r}")
+        loss = loss * self.loss_scale
+        self.loss = loss.detach() if self.loss is None else self.loss + loss.detach()
+        return loss
+
+    def take_output(self, microbatch: int) -> tuple[list[Tensor], Layout]:
+        """Hand out the output of F, once, for the stage after."""
+        return self._outputs.pop(microbatch)
+
+    def give_gradients(self, microbatch: int, gradients: list[Tensor]) -> None:
+        """Take the gradients of those outputs that need one."""
+        self._gradients[microbatch] = gradients
+
+    def backward_input(self, microbatch: int) -> None:
+        """Run B: compute the gradients of the inputs, and those of the parameters not deferred."""
+        edges, gradients = self._edges.pop(microbatch), self._gradients.pop(microbatch, [])
+        if edges:
+            with self._deferring(microbatch):
+                torch.autograd.backward(edges, gradients)
+
+    def take_input_gradients(self, microbatch: int) -> list[Tensor]:
+        """Hand out the gradients of the inputs, once; zeros for an input that was not used."""
+        leaves, _ = self._inputs.pop(microbatch)
+        return [
+            torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.contiguous()
+            for leaf in leaves
+        ]
+
+    def backward_weight(self, microbatch: int) -> None:
+        """Run W: add the deferred parameter gradients to ``.grad``."""
+        self._queues.pop(microbatch).run()
+
+    def backward(self, microbatch: int) -> None:
+        """Run BW: both parts at once."""
+        self.backward_input(microbatch)
+        if self.splits_backward:
+            self.backward_weight(microbatch)
+
+    def reset(self) -> None:
+        """Forget everything about the microbatches of the step."""
+        self.targets, self.loss = [], None
+        for held in (self._inputs, self._outputs, self._edges, self._gradients, self._queues):
+            held.clear()
+
+    def _deferring(self, microbatch: int, new: bool = False) -> AbstractContextManager[Any]:
+        if not (self.splits_backward and torch.is_grad_enabled()):
+            return nullcontext()
+        if new:
+            self._queues[microbatch] = WeightQueue()
+        return deferring(self._queues[microbatch])
+
+
+class _Enter(torch.autograd.Function):
+    """Alias a boundary tensor, so that the first op of a stage may change it in place."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor) -> Tensor:
+        return leaf.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0]

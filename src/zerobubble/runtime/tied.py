@@ -1,0 +1,119 @@
+"""How do parameters that several stages share stay equal? Each stage holds a copy.
+
+A tied parameter is a group of copies in different layers, named as in the whole model. Copies get
+the value of the first one; after the backward each gets the sum of the gradients of all, added in
+the order of the layers on every rank, so that the result does not depend on the partition. In
+norms and clipping the group counts once.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from zerobubble.errors import UsageError
+from zerobubble.ir import Placement
+
+
+class TiedParameters:
+    """The groups of tied parameters of a model and this rank's copies.
+
+    Args:
+        groups: names ``layer number.parameter name`` of the copies, in the order of the layers.
+        parameters: this rank's parameters by name.
+        stage_of_layer: which stage holds which layer.
+        placement: which rank holds which stage.
+        rank: this rank.
+
+    Raises:
+        UsageError: a name is unknown, or a group has fewer than two names.
+    """
+
+    def __init__(
+        self,
+        groups: Iterable[Sequence[str]],
+        parameters: Mapping[str, nn.Parameter],
+        stage_of_layer: Sequence[int],
+        placement: Placement,
+        rank: int,
+    ) -> None:
+        self.rank = rank
+        self.groups: list[list[tuple[int, nn.Parameter | None]]] = []
+        self.repeated: set[nn.Parameter] = set()
+        for names in groups:
+            copies = [
+                _locate(name, parameters, stage_of_layer, placement, rank) for name in names
+            ]
+            if len(copies) < 2:
+                raise UsageError(f"tied parameters {list(names)}: name at least two")
+            self.groups.append(copies)
+            self.repeated |= {p for _, p in copies[1:] if p is not None}
+
+    @torch.no_grad()
+    def copy_values(self) -> None:
+        """Give every copy the value of the first one."""
+        for copies in self.groups:
+            values = [None if p is None else p.detach() for _, p in copies]
+            first = self._exchange(copies, values)[0]
+            for _, parameter in copies:
+                if parameter is not None and first is not None:
+                    parameter.copy_(first)
+
+    @torch.no_grad()
+    def sum_gradients(self) -> None:
+        """Give every copy the sum of the gradients of all."""
+        for copies in self.groups:
+            gradients = [
+                None if p is None else torch.zeros_like(p) if p.grad is None else p.grad
+                for _, p in copies
+            ]
+            everything = [g for g in self._exchange(copies, gradients) if g is not None]
+            for _, parameter in copies:
+                if parameter is not None:
+                    total = everything[0].clone()
+                    for gradient in everything[1:]:
+                        total.add_(gradient)
+                    parameter.grad = total
+
+    def _exchange(
+        self, copies: list[tuple[int, nn.Parameter | None]], values: list[Tensor | None]
+    ) -> list[Tensor | None]:
+        """Give every rank of a group the values of all its copies, in order."""
+        mine = next((value for value in values if value is not None), None)
+        if mine is None:
+            return values
+        peers = {holder for holder, _ in copies} - {self.rank}
+        values = [torch.empty_like(mine) if v is None else v.contiguous() for v in values]
+        transfers = []
+        for index, (holder, _) in enumerate(copies):
+            value = values[index]
+            assert value is not None
+            if holder != self.rank:
+                transfers.append(dist.P2POp(dist.irecv, value, holder, tag=index))
+            else:
+                transfers += [dist.P2POp(dist.isend, value, peer, tag=index) for peer in peers]
+        for work in dist.batch_isend_irecv(transfers) if transfers else []:
+            work.wait()
+        return values
+
+
+def _locate(
+    name: str,
+    parameters: Mapping[str, nn.Parameter],
+    stage_of_layer: Sequence[int],
+    placement: Placement,
+    rank: int,
+) -> tuple[int, nn.Parameter | None]:
+    """Find the rank that holds a parameter, and the parameter if it is this one."""
+    number, _, rest = name.partition(".")
+    if not number.isdecimal() or int(number) >= len(stage_of_layer) or not rest:
+        raise UsageError(
+            f"tied parameter {name!r}: write layer number.parameter name, with a layer from 0 to "
+            f"{len(stage_of_layer) - 1}"
+        )
+    holder = placement.stage_to_rank[stage_of_layer[int(number)]]
+    if holder == rank and name not in parameters:
+        of_layer = [known for known in parameters if known.startswith(f"{number}.")]
+        raise UsageError(f"tied parameter {name!r} does not exist; layer {number} has {of_layer}")
+    return holder, parameters.get(name)

@@ -1,0 +1,150 @@
+"""When did every op really run? Recorded on each rank, gathered into measured timelines."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from zerobubble.costs import Costs, Floats
+from zerobubble.ir import Kind, Schedule
+from zerobubble.runtime.transport import Transport
+from zerobubble.simulate import Timeline
+
+_NUM_PINGS = 5
+
+
+class Recorder:
+    """Records the start and end of every op of the last steps on one rank.
+
+    On CUDA the times are those of the device, taken with events, and nothing waits for them until
+    they are read.
+    """
+
+    def __init__(self, device: torch.device, num_steps: int) -> None:
+        self._mark: Callable[[], int | torch.cuda.Event] = time.perf_counter_ns
+        if device.type == "cuda":
+            self._mark = _record_event
+        self._origin: int | torch.cuda.Event = 0
+        self._marks: list[int | torch.cuda.Event] = []
+        self._steps: deque[tuple[int, int | torch.cuda.Event, list[int | torch.cuda.Event]]]
+        self._steps = deque(maxlen=num_steps)
+
+    def begin_step(self) -> None:
+        """Start to record a new step."""
+        self._marks = []
+        self._steps.append((time.perf_counter_ns(), self._mark(), self._marks))
+
+    def run(self, op: Callable[[int], None], microbatch: int) -> None:
+        """Run an op and record its start and end."""
+        self._marks.append(self._mark())
+        op(microbatch)
+        self._marks.append(self._mark())
+
+    def steps_ms(self) -> list[tuple[Floats, Floats]]:
+        """Give starts and ends in milliseconds of this rank's clock, one pair for each step."""
+        return [_split(_to_ms(*step)) for step in self._steps]
+
+
+def _record_event() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _to_ms(
+    host_ns: int, origin: int | torch.cuda.Event, marks: list[int | torch.cuda.Event]
+) -> Floats:
+    if isinstance(origin, int):
+        return np.asarray(marks, dtype=np.float64) / 1e6
+    torch.cuda.synchronize()
+    return np.array([host_ns / 1e6 + origin.elapsed_time(mark) for mark in marks])
+
+
+def _split(marks: Floats) -> tuple[Floats, Floats]:
+    return marks[0::2], marks[1::2]
+
+
+def gather_timelines(
+    recorder: Recorder, schedule: Schedule, transport: Transport
+) -> list[Timeline]:
+    """Collect the recorded steps of all ranks as timelines on rank 0; the others get none.
+
+    Times are in milliseconds, 0 at the first op of each step; the clocks of the ranks are aligned
+    to within half of a message's round trip. All ranks must call this together.
+    """
+    offset_ms = _clock_offset_ms(transport)
+    steps = [(start - offset_ms, end - offset_ms) for start, end in recorder.steps_ms()]
+    gathered = transport.gather_object(steps)
+    if gathered is None:
+        return []
+    return [_timeline(schedule, of_ranks) for of_ranks in zip(*gathered, strict=False)]
+
+
+def _timeline(schedule: Schedule, of_ranks: tuple[tuple[Floats, Floats], ...]) -> Timeline:
+    origin = min((float(start[0]) for start, _ in of_ranks if len(start)), default=0.0)
+    costs = Costs.of_ranks(schedule.placement)
+    starts, ends = zip(*of_ranks, strict=True)
+    return Timeline(
+        schedule,
+        costs,
+        tuple(start - origin for start in starts),
+        tuple(end - origin for end in ends),
+    )
+
+
+def _clock_offset_ms(transport: Transport) -> float:
+    """Say how far this rank's clock is ahead of rank 0's, from the fastest of a few round trips."""
+    offset = 0.0
+    for rank in range(1, transport.num_ranks):
+        if transport.rank == 0:
+            transport.send_object(_fastest_ping(transport, rank), rank)
+        elif transport.rank == rank:
+            for _ in range(_NUM_PINGS):
+                transport.receive_object(0)
+                transport.send_object(time.perf_counter_ns(), 0)
+            offset = transport.receive_object(0)
+    transport.flush()
+    return offset
+
+
+def _fastest_ping(transport: Transport, rank: int) -> float:
+    trips = []
+    for _ in range(_NUM_PINGS):
+        asked = time.perf_counter_ns()
+        transport.send_object(None, rank)
+        theirs = transport.receive_object(rank)
+        answered = time.perf_counter_ns()
+        trips.append((answered - asked, (theirs - (asked + answered) / 2) / 1e6))
+    return min(trips)[1]
+
+
+def measured_costs(timelines: list[Timeline]) -> Costs:
+    """Take the median duration of every stage's F, B and W from measured timelines.
+
+    BW counts half as B and half as W, since only their sum was measured; transfers are left out.
+    """
+    schedule = timelines[0].schedule
+    samples: dict[tuple[int, int], list[float]] = {}
+    for timeline in timelines:
+        for rank, order in enumerate(schedule.orders):
+            kinds, stages, _ = schedule.fields(order)
+            lasting = timeline.end[rank] - timeline.start[rank]
+            for kind, stage, ms in zip(kinds.tolist(), stages.tolist(), lasting, strict=True):
+                samples.setdefault((kind, stage), []).append(float(ms))
+    median = {key: float(np.median(values)) for key, values in samples.items()}
+
+    def of_kind(kind: Kind) -> Floats:
+        half = [median.get((Kind.BW, s), 0.0) / 2 for s in range(schedule.num_stages)]
+        return np.array([median.get((kind, s), half[s]) for s in range(schedule.num_stages)])
+
+    base = timelines[0].costs
+    return Costs(
+        of_kind(Kind.F),
+        of_kind(Kind.B),
+        of_kind(Kind.W),
+        base.transfer,
+        base.activation,
+        base.activation_kept,
+    )

@@ -1,0 +1,165 @@
+"""How do tensors get from one rank to another? Point-to-point over torch.distributed.
+
+Tensors of the model travel in data groups: one tagged gloo group on CPU; on CUDA one NCCL group
+for each pair and direction, because NCCL knows no tags and works through a group in order. Small
+control messages have a gloo group of their own, where no large tensor is in their way.
+"""
+
+import os
+import pickle
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from zerobubble.errors import UsageError
+
+MAX_TENSORS_PER_MESSAGE = 64
+
+
+class Work(Protocol):
+    """A transfer that has been started."""
+
+    def wait(self) -> Any:
+        """Wait for its end; on CUDA only the current stream waits."""
+
+
+class Transport:
+    """The connections of one rank to the others.
+
+    Args:
+        device: where the model's tensors live; ``cuda`` uses NCCL.
+        num_ranks: expected number of processes.
+        pairs: the (sender, reader) pairs between which tensors travel.
+        timeout: after how many seconds of silence a peer counts as lost.
+
+    Raises:
+        UsageError: there is another number of processes than ranks.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        num_ranks: int,
+        pairs: Iterable[tuple[int, int]] = (),
+        timeout: float = 600.0,
+    ) -> None:
+        self.device = device
+        self.num_ranks = num_ranks
+        self.rank = 0
+        self._outbox: list[tuple[Work, Tensor]] = []
+        limit = timedelta(seconds=timeout)
+        if num_ranks > 1:
+            _join(device, limit)
+        if dist.is_initialized():
+            self.rank = dist.get_rank()
+            if dist.get_world_size() != num_ranks:
+                raise UsageError(
+                    f"the schedule is for {num_ranks} ranks, but {dist.get_world_size()} processes "
+                    "run: start as many processes as ranks"
+                )
+        elif num_ranks > 1:
+            raise UsageError(
+                f"the schedule is for {num_ranks} ranks: start the script with "
+                f"torchrun --nproc-per-node {num_ranks}, or initialise torch.distributed first"
+            )
+        if num_ranks > 1:
+            self._control = dist.new_group(backend="gloo", timeout=limit)
+            self._data = self._connect(sorted(pairs), limit)
+
+    def _connect(
+        self, pairs: Sequence[tuple[int, int]], limit: timedelta
+    ) -> dict[tuple[int, int], dist.ProcessGroup]:
+        """Make the data groups; all ranks take part in the same order."""
+        if self.device.type == "cpu":
+            group = dist.new_group(backend="gloo", timeout=limit)
+            return dict.fromkeys(pairs, group)
+        groups = {}
+        for pair in pairs:
+            groups[pair] = dist.new_group(list(pair), backend="nccl", timeout=limit)
+            # The first use of an NCCL group waits for both ends: do it here, in one order.
+            if self.rank == pair[0]:
+                dist.send(torch.zeros(1, device=self.device), pair[1], group=groups[pair])
+            if self.rank == pair[1]:
+                dist.recv(torch.zeros(1, device=self.device), pair[0], group=groups[pair])
+        return groups
+
+    def send(self, tensors: Sequence[Tensor], peer: int, tag: int) -> list[Work]:
+        """Start to send tensors; they must stay as they are until the work has been waited for."""
+        group = self._data[self.rank, peer]
+        return [
+            dist.isend(tensor, peer, group=group, tag=tag * MAX_TENSORS_PER_MESSAGE + index)
+            for index, tensor in enumerate(tensors)
+        ]  # type: ignore[misc]
+
+    def receive(self, tensors: Sequence[Tensor], peer: int, tag: int) -> list[Work]:
+        """Start to receive into tensors."""
+        group = self._data[peer, self.rank]
+        return [
+            dist.irecv(tensor, peer, group=group, tag=tag * MAX_TENSORS_PER_MESSAGE + index)
+            for index, tensor in enumerate(tensors)
+        ]  # type: ignore[misc]
+
+    def send_control(self, tensor: Tensor, peer: int) -> None:
+        """Start to send a small CPU tensor in the control group."""
+        work = dist.isend(tensor, peer, group=self._control)
+        assert work is not None
+        self._outbox.append((work, tensor))
+
+    def receive_control(self, tensor: Tensor, peer: int) -> Tensor:
+        """Wait for a small CPU tensor from a peer."""
+        dist.recv(tensor, peer, group=self._control)
+        return tensor
+
+    def send_object(self, value: Any, peer: int) -> None:
+        """Start to send any picklable value in the control group."""
+        data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        self.send_control(torch.tensor([data.numel()]), peer)
+        self.send_control(data, peer)
+
+    def receive_object(self, peer: int) -> Any:
+        """Wait for a value from a peer."""
+        size = int(self.receive_control(torch.zeros(1, dtype=torch.int64), peer))
+        data = self.receive_control(torch.empty(size, dtype=torch.uint8), peer)
+        return pickle.loads(data.numpy().tobytes())
+
+    def gather_object(self, value: Any) -> list[Any] | None:
+        """Collect one value of every rank on rank 0; the others get None."""
+        if self.num_ranks == 1:
+            return [value]
+        values: list[Any] | None = [None] * self.num_ranks if self.rank == 0 else None
+        dist.gather_object(value, values, dst=0, group=self._control)
+        return values
+
+    def share_control(self, tensor: Tensor, root: int) -> Tensor:
+        """Copy a small CPU tensor of one rank to all ranks."""
+        if self.rank != root:
+            return self.receive_control(tensor, root)
+        for peer in range(self.num_ranks):
+            if peer != root:
+                self.send_control(tensor, peer)
+        return tensor
+
+    def share(self, tensor: Tensor, root: int) -> Tensor:
+        """Copy a tensor of one rank to all ranks; on CUDA without waiting for the device."""
+        if self.device.type == "cpu":
+            return self.share_control(tensor, root)
+        if self.num_ranks > 1:
+            dist.broadcast(tensor, root)
+        return tensor
+
+    def flush(self) -> None:
+        """Wait until all control messages have been read, and drop them."""
+        for work, _ in self._outbox:
+            work.wait()
+        self._outbox.clear()
+
+
+def _join(device: torch.device, limit: timedelta) -> None:
+    """Join the processes that torchrun started, unless that was done already."""
+    if not dist.is_initialized() and "RANK" in os.environ:
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=limit)
