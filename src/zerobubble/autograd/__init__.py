@@ -1,1 +1,19 @@
-"""How is a backward pass done in two parts, B and W?"""
+"""How is a backward pass done in two parts, B and W?
+
+B computes the gradient of a stage's input, W the gradient of its parameters (Zero Bubble,
+arXiv 2401.10241, section 2). Run a module inside :func:`deferring`, run its backward (B), and run
+the :class:`WeightQueue` (W) whenever it suits: the gradients are those of a plain backward.
+
+::
+
+    intercept.py   which calls are caught while a module runs
+    ops.py         how each caught op is split: input gradient at B, weight gradient at W
+    operands.py    which operands can be split
+    function.py    the node that stands in the autograd graph
+    queue.py       what waits between B and W, and how it reaches ``.grad``
+"""
+
+from zerobubble.autograd.intercept import deferring
+from zerobubble.autograd.queue import WeightQueue
+
+__all__ = ["WeightQueue", "deferring"]

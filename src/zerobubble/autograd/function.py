@@ -1,0 +1,71 @@
+"""How does one op run so that its backward stops at the input gradient?"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
+
+from zerobubble.autograd.queue import WeightGradient, WeightQueue
+
+Op = Callable[..., Any]
+
+# A scalar input that needs a gradient keeps every split op in the graph, even if x needs none, and
+# its node tells a backward() into the leaves from an autograd.grad() that must leave .grad alone.
+_ANCHOR = torch.zeros((), device="cpu", requires_grad=True)
+_ANCHOR_NODE = get_gradient_edge(_ANCHOR).node
+
+
+class Split(WeightGradient, Protocol):
+    """The two halves of an op's backward."""
+
+    def input_gradient(self, x: Tensor, weight: Tensor, dy: Tensor) -> Tensor:
+        """Return the gradient of x, of the shape of x."""
+
+
+class _Call(NamedTuple):
+    """Operands that autograd must not see: a Parameter's hooks would fire at B, with nothing."""
+
+    op: Op
+    operands: tuple[Any, ...]
+    split: Split
+    queue: WeightQueue
+
+
+class _Deferred(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, call: _Call) -> Tensor:
+        op, operands, ctx.split, ctx.queue = call
+        ctx.save_for_backward(x, operands[0] if x.requires_grad else None)
+        ctx.set_materialize_grads(False)
+        y: Tensor = op(x, *operands)
+        # A view made here would forbid in-place ops on the output; .data has no view relation.
+        return y.data if y._is_view() else y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor | None) -> Any:
+        if dy is None:
+            return None, None, None
+        split: Split = ctx.split
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                f"{split.op} on a parameter of shape {tuple(split.parameters[0].shape)} has no "
+                "double backward while deferring: run this part of the model outside deferring(), "
+                "or without create_graph=True"
+            )
+        x, weight = ctx.saved_tensors
+        if torch._C._will_engine_execute_node(_ANCHOR_NODE):
+            ctx.queue.push(split, x.detach(), dy)
+        return (None if weight is None else split.input_gradient(x, weight, dy)), None, None
+
+
+def defer(op: Op, x: Tensor, operands: tuple[Any, ...], split: Split, queue: WeightQueue) -> Tensor:
+    """Return ``op(x, *operands)``, operands[0] being the weight, with its backward split in two.
+
+    B computes the gradient of x and pushes the gradients of ``split.parameters`` on the queue.
+    Raises RuntimeError at a double backward.
+    """
+    call = _Call(op, operands, split, queue)
+    y: Tensor = _Deferred.apply(x, _ANCHOR, call)  # type: ignore[no-untyped-call]
+    return y

@@ -1,0 +1,140 @@
+"""Which calls are caught while a module runs, and which queue do they belong to?"""
+
+import functools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.autograd import forward_ad
+
+from zerobubble.autograd import ops
+from zerobubble.autograd.function import Op
+from zerobubble.autograd.queue import WeightQueue
+
+# One entry per name under which a module may call an op. A handler returns NotImplemented for a
+# call that it leaves to plain autograd.
+SITES: tuple[tuple[Any, str, Op], ...] = (
+    (F, "linear", ops.linear),
+    (torch, "matmul", ops.matmul),
+    (torch.Tensor, "matmul", ops.matmul),
+    (torch.Tensor, "__matmul__", ops.matmul),
+    (torch, "mm", ops.matmul),
+    (torch.Tensor, "mm", ops.matmul),
+    (torch, "addmm", ops.addmm),
+    (torch.Tensor, "addmm", ops.addmm),
+    (F, "embedding", ops.embedding),
+)
+
+
+class _Here(threading.local):
+    queue: WeightQueue | None = None
+
+
+_here = _Here()
+_lock = threading.Lock()
+_active: dict[object, WeightQueue] = {}  # of all threads, in the order in which they entered
+_latest: WeightQueue | None = None
+_replaced: list[tuple[Any, str, Any, bool]] = []
+
+
+@contextmanager
+def deferring(queue: WeightQueue) -> Iterator[WeightQueue]:
+    """Leave the parameter gradients of ops on parameters to ``queue``.
+
+    Active around a module's forward, it makes these ops remember the queue; active around the
+    backward (B), it lets activation checkpointing do the same when it recomputes. Blocks nest, the
+    innermost queue counts, and the last one to be left restores every patched function.
+    Handled: linear, matmul, mm, addmm, embedding with a trainable leaf ``Parameter`` as weight and
+    without tensor hooks. Everything else, and all compiled code, keeps its gradients in B.
+    Source: Zero Bubble, arXiv 2401.10241, section 2.
+
+    Raises:
+        RuntimeError: from a backward with ``create_graph=True`` through a handled op.
+
+    >>> import torch
+    >>> weight, queue = torch.nn.Parameter(torch.eye(2)), WeightQueue()
+    >>> x = torch.ones(3, 2, requires_grad=True)
+    >>> with deferring(queue):
+    ...     (x @ weight).sum().backward()
+    >>> x.grad is None, weight.grad is None
+    (False, True)
+    >>> queue.run()
+    >>> weight.grad
+    tensor([[3., 3.],
+            [3., 3.]])
+    """
+    outer, token = _here.queue, object()
+    _enter(token, queue)
+    _here.queue = queue
+    try:
+        yield queue
+        queue.copy_shared_gradients()
+    finally:
+        _here.queue = outer
+        _leave(token)
+
+
+def _enter(token: object, queue: WeightQueue) -> None:
+    global _latest
+    with _lock:
+        if not _active:
+            _patch()
+        _active[token] = _latest = queue
+
+
+def _leave(token: object) -> None:
+    global _latest
+    with _lock:
+        del _active[token]
+        _latest = next(reversed(_active.values()), None)
+        if not _active:
+            _restore()
+
+
+def _patch() -> None:
+    for owner, name, handler in SITES:
+        original = getattr(owner, name)
+        _replaced.append((owner, name, original, name in vars(owner)))
+        setattr(owner, name, _intercepted(original, handler))
+
+
+def _restore() -> None:
+    while _replaced:
+        owner, name, original, is_own = _replaced.pop()
+        if is_own:
+            setattr(owner, name, original)
+        else:
+            delattr(owner, name)
+
+
+@functools.cache  # the same object every time: a compiled module is guarded on its identity
+def _intercepted(original: Op, handler: Op) -> Op:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling() and _is_plain_autograd():
+            queue = _current_queue()
+            if queue is not None:
+                out = handler(original, queue, *args, **kwargs)
+                if out is not NotImplemented:
+                    return out
+        return original(*args, **kwargs)
+
+    return call
+
+
+def _is_plain_autograd() -> bool:
+    return (
+        torch.is_grad_enabled()
+        and not torch._C._are_functorch_transforms_active()
+        and forward_ad._current_level < 0
+    )
+
+
+def _current_queue() -> WeightQueue | None:
+    """Return this thread's queue or, in a thread that autograd runs B in, the last one entered."""
+    if _here.queue is None and _latest is not None and torch._C._current_graph_task_id() != -1:
+        return _latest
+    return _here.queue

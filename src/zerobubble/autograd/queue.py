@@ -1,0 +1,158 @@
+"""What waits between B and W, and how does it reach ``.grad``?"""
+
+from collections import Counter, deque
+from itertools import islice
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+
+class WeightGradient(Protocol):
+    """How W finds the gradients of one use of an op's parameters."""
+
+    op: str
+    parameters: tuple[Parameter, ...]
+
+    def __call__(self, x: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
+        """Return one new gradient per parameter, given the op's input and output gradient."""
+
+
+class _Item(NamedTuple):
+    weight_gradient: WeightGradient
+    x: Tensor
+    dy: Tensor
+    x_version: int
+    dy_version: int
+
+    def check(self) -> None:
+        """Raise if a tensor was written in place after B: its gradient would be wrong."""
+        for name, tensor, version in (
+            ("input", self.x, self.x_version),
+            ("output gradient", self.dy, self.dy_version),
+        ):
+            if tensor._version != version:
+                raise RuntimeError(
+                    f"W of {self.weight_gradient.op}: its {name} of shape {tuple(tensor.shape)} "
+                    f"was modified in place after B (version {tensor._version}, expected "
+                    f"{version}): run W before the modification, or modify a clone"
+                )
+
+
+class WeightQueue:
+    """Hold the parameter gradients that one stage and microbatch still owes after B.
+
+    Every parameter's contributions in a queue are added up in the order in which B produced them,
+    and their sum is added to ``.grad``: one accumulation, as in a plain backward.
+    Source: Zero Bubble, arXiv 2401.10241, section 2.
+
+    >>> import torch
+    >>> from zerobubble.autograd import WeightQueue, deferring
+    >>> linear, queue = torch.nn.Linear(3, 2), WeightQueue()
+    >>> with deferring(queue):
+    ...     linear(torch.ones(4, 3)).sum().backward()
+    >>> len(queue), queue.nbytes, linear.weight.grad
+    (1, 52, None)
+    >>> queue.run()
+    >>> len(queue), linear.bias.grad
+    (0, tensor([4., 4.]))
+    """
+
+    def __init__(self) -> None:
+        self._items: deque[_Item] = deque()
+        self._num_private = 0
+
+    def __len__(self) -> int:
+        """Return the number of ops whose W is pending."""
+        return len(self._items)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors that pending items hold; a shared storage counts once."""
+        storages = (t.untyped_storage() for item in self._items for t in (item.x, item.dy))
+        return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
+
+    def push(self, weight_gradient: WeightGradient, x: Tensor, dy: Tensor) -> None:
+        """Add one op's W: its input ``x`` and output gradient ``dy``, outside any graph."""
+        self._items.append(_Item(weight_gradient, x, dy, x._version, dy._version))
+
+    def copy_shared_gradients(self) -> None:
+        """Copy the output gradients of the last B whose storage is held outside the queue too.
+
+        Plain autograd lends an output gradient only until B ends, so others may write to it later:
+        a parameter that is added to the output can own it as its ``.grad``, through a view, and
+        adds the next microbatch in place.
+        """
+        new = list(islice(self._items, self._num_private, None))
+        held = Counter(t.untyped_storage()._cdata for item in new for t in (item.x, item.dy))
+        for i, item in enumerate(new, start=self._num_private):
+            num_inside = held[item.dy.untyped_storage()._cdata]
+            if _num_users(item.dy) > num_inside and item.dy.numel():
+                dy = _copy(item.dy)
+                self._items[i] = item._replace(dy=dy, dy_version=dy._version)
+        self._num_private = len(self._items)
+
+    @torch.no_grad()
+    def run(self) -> None:
+        """Add the pending gradients to ``.grad``, freeing each item as soon as it is done.
+
+        Raises:
+            RuntimeError: a saved tensor was modified in place since B; no ``.grad`` has changed.
+        """
+        for item in self._items:
+            item.check()
+        num_left = Counter(p for item in self._items for p in item.weight_gradient.parameters)
+        sums: dict[Parameter, Tensor] = {}
+        self._num_private = 0
+        while self._items:
+            _run(self._items.popleft(), num_left, sums)
+
+
+def _run(item: _Item, num_left: Counter[Parameter], sums: dict[Parameter, Tensor]) -> None:
+    weight_gradient, x, dy, *_ = item
+    for parameter, new in zip(weight_gradient.parameters, weight_gradient(x, dy), strict=True):
+        earlier = sums.pop(parameter, None)
+        total = new if earlier is None else _add(earlier, new)
+        num_left[parameter] -= 1
+        if num_left[parameter]:
+            sums[parameter] = total
+        else:
+            _accumulate(parameter, total)
+
+
+def _add(total: Tensor, new: Tensor) -> Tensor:
+    return total.add_(new) if total.dtype == new.dtype else total + new
+
+
+def _accumulate(parameter: Parameter, gradient: Tensor) -> None:
+    """Do what autograd does at a leaf: cast, add or take over, then call the hooks."""
+    if parameter.grad is None:
+        parameter.grad = _as_stored(parameter, gradient)
+    elif parameter.grad.layout is torch.strided:
+        parameter.grad.add_(gradient.to(parameter.grad.dtype))
+    else:
+        parameter.grad = gradient + parameter.grad
+    hooks = parameter._post_accumulate_grad_hooks
+    for hook in tuple(hooks.values()) if hooks else ():
+        hook(parameter)
+
+
+def _as_stored(parameter: Parameter, gradient: Tensor) -> Tensor:
+    """Return the gradient with the parameter's dtype and strides, copied only if they differ."""
+    if gradient.dtype == parameter.dtype and gradient.stride() == parameter.stride():
+        return gradient.detach()
+    return torch.empty_like(parameter, requires_grad=False).copy_(gradient)
+
+
+def _num_users(tensor: Tensor) -> int:
+    """Count the tensors on this storage; the Python storage object is a user of its own."""
+    storage = tensor.untyped_storage()
+    return torch._C._storage_Use_Count(storage._cdata) - 1
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """Copy with the very strides, even overlapping ones: a GEMM's rounding depends on them."""
+    strides = zip(tensor.shape, tensor.stride(), strict=True)
+    span = 1 + sum((size - 1) * stride for size, stride in strides)
+    return tensor.as_strided((span,), (1,)).clone().as_strided(tensor.shape, tensor.stride(), 0)
