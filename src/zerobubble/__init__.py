@@ -1,4 +1,10 @@
-"""Pipeline-parallel training for any PyTorch model without idle time."""
+"""Pipeline-parallel training for any PyTorch model without idle time.
+
+The names that need torch, ``Pipeline`` and ``PipelineOptimizer``, are loaded when first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from zerobubble.costs import Costs
 from zerobubble.errors import PipelineError, ScheduleError, UsageError, ZeroBubbleError
@@ -7,11 +13,16 @@ from zerobubble.schedules import build
 from zerobubble.simulate import Timeline, simulate
 from zerobubble.verify import verify
 
+if TYPE_CHECKING:
+    from zerobubble.runtime import Pipeline, PipelineOptimizer
+
 __all__ = [
     "Costs",
     "Kind",
     "Op",
+    "Pipeline",
     "PipelineError",
+    "PipelineOptimizer",
     "Placement",
     "Schedule",
     "ScheduleError",
@@ -22,3 +33,16 @@ __all__ = [
     "simulate",
     "verify",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Pipeline", "PipelineOptimizer"):
+        try:
+            return getattr(import_module("zerobubble.runtime"), name)
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            raise ModuleNotFoundError(
+                f"zerobubble.{name} needs PyTorch: pip install 'zerobubble[torch]'", name="torch"
+            ) from None
+    raise AttributeError(f"module 'zerobubble' has no attribute {name!r}")

@@ -103,7 +103,7 @@ class PipelineOptimizer:
 def _square(gradient: Tensor) -> Tensor:
     if gradient.is_sparse:
         gradient = gradient.coalesce().values()
-    norm = torch.linalg.vector_norm(gradient, dtype=torch.float64)
+    norm: Tensor = torch.linalg.vector_norm(gradient, dtype=torch.float64)
     return norm.square().cpu()
 
 

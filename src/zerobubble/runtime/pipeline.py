@@ -1,7 +1,7 @@
 """What does a user hold? A Pipeline: layers and a schedule in, training steps out."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -227,6 +227,9 @@ class Pipeline:
     def _give_batch(self, x: Any, y: Any) -> int:
         """Hand the microbatches to the first and last stage; return what tells shapes apart."""
         count, signature = self.schedule.num_microbatches, 0
+        for stage, what, value in ((0, "x", x), (self.schedule.num_stages - 1, "y", y)):
+            if stage in self.stages and value is None:
+                raise UsageError(f"rank {self.rank} holds stage {stage} and needs {what}")
         if 0 in self.stages:
             inputs = split_batch(_on(self.device, x), count, "the batch x")
             signature = crc32(repr(flatten(inputs[0], "the batch x")[1]).encode())

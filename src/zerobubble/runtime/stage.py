@@ -61,7 +61,7 @@ class Stage:
             tensor.detach().requires_grad_(spec.requires_grad and torch.is_grad_enabled())
             for tensor, spec in zip(tensors, layout.tensors, strict=True)
         ]
-        entered = [_Enter.apply(leaf) if leaf.requires_grad else leaf for leaf in leaves]
+        entered = [_enter(leaf) if leaf.requires_grad else leaf for leaf in leaves]
         self._inputs[microbatch] = ([x for x in leaves if x.requires_grad], layout.build(entered))
 
     def give_batch(self, microbatches: list[Any]) -> None:
@@ -87,9 +87,9 @@ class Stage:
     def _add_loss(self, loss: Any) -> Tensor:
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise UsageError(f"loss_fn must return a tensor with one value, not {loss!r}")
-        loss = loss * self.loss_scale
-        self.loss = loss.detach() if self.loss is None else self.loss + loss.detach()
-        return loss
+        scaled: Tensor = loss * self.loss_scale
+        self.loss = scaled.detach() if self.loss is None else self.loss + scaled.detach()
+        return scaled
 
     def take_output(self, microbatch: int) -> tuple[list[Tensor], Layout]:
         """Hand out the output of F, once, for the stage after."""
@@ -136,6 +136,11 @@ class Stage:
         if new:
             self._queues[microbatch] = WeightQueue()
         return deferring(self._queues[microbatch])
+
+
+def _enter(leaf: Tensor) -> Tensor:
+    entered: Tensor = _Enter.apply(leaf)  # type: ignore[no-untyped-call]
+    return entered
 
 
 class _Enter(torch.autograd.Function):

@@ -42,9 +42,7 @@ class TiedParameters:
         self.groups: list[list[tuple[int, nn.Parameter | None]]] = []
         self.repeated: set[nn.Parameter] = set()
         for names in groups:
-            copies = [
-                _locate(name, parameters, stage_of_layer, placement, rank) for name in names
-            ]
+            copies = [_locate(name, parameters, stage_of_layer, placement, rank) for name in names]
             if len(copies) < 2:
                 raise UsageError(f"tied parameters {list(names)}: name at least two")
             self.groups.append(copies)

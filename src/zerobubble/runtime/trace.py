@@ -15,6 +15,9 @@ from zerobubble.simulate import Timeline
 _NUM_PINGS = 5
 
 
+Mark = int | torch.cuda.Event
+
+
 class Recorder:
     """Records the start and end of every op of the last steps on one rank.
 
@@ -23,13 +26,11 @@ class Recorder:
     """
 
     def __init__(self, device: torch.device, num_steps: int) -> None:
-        self._mark: Callable[[], int | torch.cuda.Event] = time.perf_counter_ns
+        self._mark: Callable[[], Mark] = time.perf_counter_ns
         if device.type == "cuda":
             self._mark = _record_event
-        self._origin: int | torch.cuda.Event = 0
-        self._marks: list[int | torch.cuda.Event] = []
-        self._steps: deque[tuple[int, int | torch.cuda.Event, list[int | torch.cuda.Event]]]
-        self._steps = deque(maxlen=num_steps)
+        self._marks: list[Mark] = []
+        self._steps: deque[tuple[int, Mark, list[Mark]]] = deque(maxlen=num_steps)
 
     def begin_step(self) -> None:
         """Start to record a new step."""
@@ -48,18 +49,17 @@ class Recorder:
 
 
 def _record_event() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
 
 
-def _to_ms(
-    host_ns: int, origin: int | torch.cuda.Event, marks: list[int | torch.cuda.Event]
-) -> Floats:
+def _to_ms(host_ns: int, origin: Mark, marks: list[Mark]) -> Floats:
     if isinstance(origin, int):
         return np.asarray(marks, dtype=np.float64) / 1e6
     torch.cuda.synchronize()
-    return np.array([host_ns / 1e6 + origin.elapsed_time(mark) for mark in marks])
+    events = [mark for mark in marks if isinstance(mark, torch.cuda.Event)]
+    return np.array([host_ns / 1e6 + origin.elapsed_time(event) for event in events])
 
 
 def _split(marks: Floats) -> tuple[Floats, Floats]:
@@ -104,13 +104,13 @@ def _clock_offset_ms(transport: Transport) -> float:
             for _ in range(_NUM_PINGS):
                 transport.receive_object(0)
                 transport.send_object(time.perf_counter_ns(), 0)
-            offset = transport.receive_object(0)
+            offset = float(transport.receive_object(0))
     transport.flush()
     return offset
 
 
 def _fastest_ping(transport: Transport, rank: int) -> float:
-    trips = []
+    trips: list[tuple[int, float]] = []
     for _ in range(_NUM_PINGS):
         asked = time.perf_counter_ns()
         transport.send_object(None, rank)

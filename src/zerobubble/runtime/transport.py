@@ -7,7 +7,8 @@ control messages have a gloo group of their own, where no large tensor is in the
 
 import os
 import pickle
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -89,19 +90,26 @@ class Transport:
 
     def send(self, tensors: Sequence[Tensor], peer: int, tag: int) -> list[Work]:
         """Start to send tensors; they must stay as they are until the work has been waited for."""
-        group = self._data[self.rank, peer]
-        return [
-            dist.isend(tensor, peer, group=group, tag=tag * MAX_TENSORS_PER_MESSAGE + index)
-            for index, tensor in enumerate(tensors)
-        ]  # type: ignore[misc]
+        return self._start(dist.isend, tensors, peer, self._data[self.rank, peer], tag)
 
     def receive(self, tensors: Sequence[Tensor], peer: int, tag: int) -> list[Work]:
         """Start to receive into tensors."""
-        group = self._data[peer, self.rank]
-        return [
-            dist.irecv(tensor, peer, group=group, tag=tag * MAX_TENSORS_PER_MESSAGE + index)
-            for index, tensor in enumerate(tensors)
-        ]  # type: ignore[misc]
+        return self._start(dist.irecv, tensors, peer, self._data[peer, self.rank], tag)
+
+    def _start(
+        self,
+        transfer: Callable[..., Work | None],
+        tensors: Sequence[Tensor],
+        peer: int,
+        group: dist.ProcessGroup,
+        tag: int,
+    ) -> list[Work]:
+        works = []
+        for tag_of_tensor, tensor in enumerate(tensors, tag * MAX_TENSORS_PER_MESSAGE):
+            work = transfer(tensor, peer, group=group, tag=tag_of_tensor)
+            assert work is not None, "only processes outside the group get no work"
+            works.append(work)
+        return works
 
     def send_control(self, tensor: Tensor, peer: int) -> None:
         """Start to send a small CPU tensor in the control group."""
@@ -124,7 +132,9 @@ class Transport:
         """Wait for a value from a peer."""
         size = int(self.receive_control(torch.zeros(1, dtype=torch.int64), peer))
         data = self.receive_control(torch.empty(size, dtype=torch.uint8), peer)
-        return pickle.loads(data.numpy().tobytes())
+        with warnings.catch_warnings():  # torch warns of its own way to unpickle a TreeSpec
+            warnings.simplefilter("ignore", FutureWarning)
+            return pickle.loads(data.numpy().tobytes())
 
     def gather_object(self, value: Any) -> list[Any] | None:
         """Collect one value of every rank on rank 0; the others get None."""
