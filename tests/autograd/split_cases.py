@@ -276,6 +276,17 @@ class Layouts(nn.Module):
         return a, b, c, d, e, x[:, 0].t() @ self.w
 
 
+class Transposed(nn.Module):
+    """A bias that sums a transposed output gradient: large enough for the order to show."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, x):
+        return self.linear(x.transpose(1, 2)).transpose(1, 2).contiguous()
+
+
 class SharedGradient(nn.Module):
     """The parameter takes over, through a view, the very tensor that W still needs."""
 
@@ -295,6 +306,10 @@ def attention() -> nn.Module:
     return SelfAttention(WIDTH, 4, batch_first=True)
 
 
+def transposed_embedding() -> nn.Module:
+    return nn.Embedding.from_pretrained(torch.randn(WIDTH, VOCABULARY).t(), freeze=False)
+
+
 CASES: dict[str, Case] = {
     "gpt": Case(GPTBlock, hidden, 4),
     "gpt_dropout": Case(lambda: GPTBlock(0.2), hidden, 4),
@@ -305,6 +320,7 @@ CASES: dict[str, Case] = {
     "scale_grad_by_freq": Case(lambda: FirstStage(scale_grad_by_freq=True), tokens, 5),
     "sparse_embedding": Case(lambda: nn.Embedding(VOCABULARY, WIDTH, sparse=True), tokens, 0),
     "max_norm": Case(lambda: nn.Embedding(VOCABULARY, WIDTH, max_norm=0.1), tokens, 0),
+    "transposed_embedding": Case(transposed_embedding, tokens, 1),
     "tied_head": Case(TiedHead, tokens, 6),
     "twice": Case(Twice, hidden, 3),
     "thrice": Case(Thrice, hidden, 4),
@@ -329,5 +345,6 @@ CASES: dict[str, Case] = {
     "experts": Case(Experts, hidden, 7),
     "convolutions": Case(Convolutions, image, 1),
     "layouts": Case(Layouts, hidden, 7),
+    "transposed": Case(Transposed, lambda: (torch.randn(7, 64, 33),), 1),
     "shared_gradient": Case(SharedGradient, single, 1),
 }

@@ -128,6 +128,16 @@ def test_post_accumulate_hook_fires_once_after_w():
     assert all(torch.equal(gradient, p.grad) for p, gradient in seen)
 
 
+def test_post_accumulate_hook_may_step_the_parameter():
+    linear, queue = nn.Linear(3, 3), WeightQueue()
+    expected = linear.weight.detach() - torch.ones(3, 3)
+    linear.weight.register_post_accumulate_grad_hook(lambda p: p.sub_(p.grad))
+    with deferring(queue):
+        linear(torch.ones(1, 3)).sum().backward()
+    queue.run()
+    assert torch.equal(linear.weight, expected)
+
+
 def test_post_accumulate_hook_may_take_the_gradient_away():
     linear, queue = nn.Linear(3, 3), WeightQueue()
     linear.weight.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
@@ -187,16 +197,17 @@ def test_without_grad_nothing_is_caught(grad_mode):
 
 def test_func_transforms_are_left_alone():
     linear, queue, x = nn.Linear(3, 3), WeightQueue(), torch.ones(2, 3)
+    x_3d = torch.randn(2, 4, 3)
 
     def loss(weight):
         return F.linear(x, weight).sum()
 
     with deferring(queue):
         gradient = torch.func.grad(loss)(linear.weight)
-        per_row = torch.func.vmap(linear)(x)
+        per_matrix = torch.func.vmap(linear)(x_3d)
         _, tangent = torch.func.jvp(linear, (x,), (x,))
     assert torch.equal(gradient, torch.full((3, 3), 2.0))
-    torch.testing.assert_close(per_row, linear(x))
+    torch.testing.assert_close(per_matrix, linear(x_3d))
     torch.testing.assert_close(tangent, x @ linear.weight.t())
 
 
