@@ -7,27 +7,17 @@ work is refused when the section is made.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, get_args
 
 from tyro.conf import arg
 
 from zerobubble.errors import UsageError
+from zerobubble.train.rules import nearest_multiples, require, require_one_of
 
 VOCABULARY = 256
 Device = Literal["cpu", "cuda"]
 Precision = Literal["fp32", "bf16"]
-
-_RULES: dict[str, Callable[[float], bool]] = {
-    "at least 0": lambda value: value >= 0,
-    "at least 1": lambda value: value >= 1,
-    "above 0": lambda value: value > 0,
-    "between 0 and 1": lambda value: 0 < value < 1,
-    "from 0 to 1": lambda value: 0 <= value <= 1,
-    "at least 0 and below 1": lambda value: 0 <= value < 1,
-}
 
 
 @dataclass(frozen=True)
@@ -40,7 +30,7 @@ class RunConfig:
     """Name of the schedule, or a schedule file."""
     microbatches: Annotated[int, arg(aliases=("-m",))] = 8
     """Number of microbatches a batch is cut into."""
-    steps: int = 300
+    steps: int = 200
     """Number of optimizer steps."""
     seed: int = 0
     """Seed of the weights and of the order of the data."""
@@ -56,11 +46,12 @@ class RunConfig:
     """Folder that receives the configuration, metrics, schedule and timeline."""
 
     def __post_init__(self) -> None:
-        _require(self, "at least 1", "ranks", "microbatches", "steps")
-        _require(self, "at least 0", "seed", "threads")
-        _require(self, "above 0", "timeout_s")
-        _require_one_of("device", self.device, get_args(Device))
-        _require_one_of("precision", self.precision, get_args(Precision))
+        require(self, "at least 1", "ranks", "microbatches", "steps")
+        require(self, "at least 0", "threads")
+        require(self, "at least 0 and below 2**63", "seed")
+        require(self, "above 0", "timeout_s")
+        require_one_of("device", self.device, get_args(Device))
+        require_one_of("precision", self.precision, get_args(Precision))
 
 
 @dataclass(frozen=True)
@@ -69,9 +60,9 @@ class ModelConfig:
 
     layers: int = 6
     """Number of transformer blocks, between the embedding and the head."""
-    dim: int = 160
+    dim: int = 128
     """Channels of the residual stream."""
-    heads: int = 5
+    heads: int = 4
     """Number of attention heads, each of dim / heads channels."""
     ffn_multiple: float = 2.5
     """Width of the feed-forward layer as a multiple of dim."""
@@ -81,13 +72,13 @@ class ModelConfig:
     """Let the head share the weights of the embedding."""
 
     def __post_init__(self) -> None:
-        _require(self, "at least 1", "layers", "dim", "heads", "sequence")
-        _require(self, "above 0", "ffn_multiple")
+        require(self, "at least 1", "layers", "dim", "heads", "sequence")
+        require(self, "above 0", "ffn_multiple")
         step = 2 * self.heads  # rotary embedding turns channels in pairs
         if self.dim % step:
             raise UsageError(
                 f"dim {self.dim} does not give {self.heads} heads an even number of channels each: "
-                f"use {_nearest_multiples(self.dim, step)}"
+                f"use {nearest_multiples(self.dim, step)}"
             )
 
     @property
@@ -108,8 +99,8 @@ class DataConfig:
     """Share of the text that is kept for evaluation."""
 
     def __post_init__(self) -> None:
-        _require(self, "at least 1", "batch_size")
-        _require(self, "between 0 and 1", "held_back_share")
+        require(self, "at least 1", "batch_size")
+        require(self, "between 0 and 1", "held_back_share")
 
 
 @dataclass(frozen=True)
@@ -132,26 +123,26 @@ class OptimizerConfig:
     """Clip the global gradient norm to this; 0 leaves gradients as they are."""
 
     def __post_init__(self) -> None:
-        _require(self, "above 0", "lr")
-        _require(self, "at least 0", "warmup_steps", "weight_decay", "max_grad_norm")
-        _require(self, "from 0 to 1", "min_lr_share")
-        _require(self, "at least 0 and below 1", "beta1", "beta2")
+        require(self, "above 0", "lr")
+        require(self, "at least 0", "warmup_steps", "weight_decay", "max_grad_norm")
+        require(self, "from 0 to 1", "min_lr_share")
+        require(self, "at least 0 and below 1", "beta1", "beta2")
 
 
 @dataclass(frozen=True)
 class ReportConfig:
     """What is measured on the way."""
 
-    eval_every: int = 100
+    eval_every: int = 50
     """Steps between two evaluations on the held-back text."""
-    eval_batches: int = 16
+    eval_batches: int = 8
     """Number of batches in one evaluation."""
     trace_steps: int = 3
     """Number of steps at the end whose timeline is recorded."""
 
     def __post_init__(self) -> None:
-        _require(self, "at least 1", "eval_every", "eval_batches")
-        _require(self, "at least 0", "trace_steps")
+        require(self, "at least 1", "eval_every", "eval_batches")
+        require(self, "at least 0", "trace_steps")
 
 
 @dataclass(frozen=True)
@@ -169,22 +160,5 @@ class TrainConfig:
         if size % count:
             raise UsageError(
                 f"batch size {size} is not divisible by {count} microbatches: "
-                f"use {_nearest_multiples(size, count)}"
+                f"use {nearest_multiples(size, count)}"
             )
-
-
-def _require(section: object, rule: str, *names: str) -> None:
-    for name in names:
-        value = getattr(section, name)
-        if not (_RULES[rule](value) and math.isfinite(value)):
-            raise UsageError(f"{name} must be {rule}, not {value}")
-
-
-def _require_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise UsageError(f"{name} must be one of {', '.join(known)}, not {value!r}")
-
-
-def _nearest_multiples(value: int, step: int) -> str:
-    below = value - value % step
-    return f"{below} or {below + step}" if below else str(step)

@@ -3,8 +3,8 @@
 Text is a sequence of bytes, so the vocabulary has 256 entries. All files are joined in the order of
 their contents' SHA-256 digests and the last share of the whole is held back: that is a random
 sample of whole files (at most one file is divided), it does not depend on where the files lie, and
-it is the same on every rank. Files with equal contents are read once, so that no copy of a held
-back file is trained on.
+it is the same on every rank. Files with equal contents count once, so that no copy of a held-back
+file is trained on. Below a folder, hidden files and those with a NUL byte at the start are left out.
 
 Shape suffixes: ``B`` sequences of a batch, ``T`` positions of a sequence, ``N`` bytes of a text.
 """
@@ -12,6 +12,7 @@ Shape suffixes: ``B`` sequences of a batch, ``T`` positions of a sequence, ``N``
 from __future__ import annotations
 
 import hashlib
+import os
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,10 +29,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # Tests, generated tables and what is not part of the library itself.
-_STDLIB_SKIPPED = frozenset(
-    "__pycache__ dist-packages encodings ensurepip idlelib lib2to3 pydoc_data site-packages "
-    "test tests turtledemo".split()
-)
+_STDLIB_SKIPPED = {"__pycache__", "dist-packages", "encodings", "ensurepip", "idlelib", "lib2to3"}
+_STDLIB_SKIPPED |= {"pydoc_data", "site-packages", "test", "tests", "turtledemo"}
 
 
 @dataclass(frozen=True)
@@ -77,8 +76,8 @@ def load_data(config: TrainConfig) -> TextData:
         UsageError: a path is missing, unreadable or has no text, or there is less text than one
             sequence for training or for evaluation.
     """
-    files = [file for path in config.data.paths for file in _text_files(Path(path))]
-    text_N = _joined(files or _standard_library_files())
+    texts = [text for path in config.data.paths for text in _texts(Path(path))]
+    text_N = _joined(texts or _standard_library_texts())
     num_held_back = round(len(text_N) * config.data.held_back_share)
     training_N, held_back_N = np.split(text_N, [len(text_N) - num_held_back])
     needed = config.model.sequence + 1
@@ -93,15 +92,14 @@ def load_data(config: TrainConfig) -> TextData:
     )
 
 
-def _text_files(path: Path) -> list[Path]:
-    if not path.exists():
-        raise UsageError(f"no file or folder {path}")
-    if not path.is_dir():
-        return [path]
-    files = [file for file in _files_below(path) if _is_text(file)]
-    if not files:
-        raise UsageError(f"folder {path} holds no text file")
-    return files
+def _texts(path: Path) -> list[bytes]:
+    if not os.path.isdir(path):
+        texts = [_content(path)]
+    else:
+        texts = [text for text in map(_content, _files_below(path)) if b"\0" not in text[:8192]]
+    if not any(texts):
+        raise UsageError(f"{path} holds no text: give a file or a folder of text")
+    return texts
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
@@ -112,23 +110,18 @@ def _files_below(folder: Path) -> Iterator[Path]:
             yield file
 
 
-def _is_text(file: Path) -> bool:
-    content = _content(file)
-    return bool(content) and b"\0" not in content[:8192]
-
-
-def _standard_library_files() -> list[Path]:
+def _standard_library_texts() -> list[bytes]:
     folder = Path(sysconfig.get_paths()["stdlib"])
     return [
-        file
+        _content(file)
         for file in _files_below(folder)
         if file.suffix == ".py" and _STDLIB_SKIPPED.isdisjoint(file.relative_to(folder).parts)
     ]
 
 
-def _joined(files: list[Path]) -> NDArray[np.uint8]:
-    contents = {hashlib.sha256(content).digest(): content for content in map(_content, files)}
-    return np.frombuffer(b"".join(contents[key] for key in sorted(contents)), dtype=np.uint8)
+def _joined(texts: list[bytes]) -> NDArray[np.uint8]:
+    by_digest = {hashlib.sha256(text).digest(): text for text in texts}
+    return np.frombuffer(b"".join(by_digest[key] for key in sorted(by_digest)), dtype=np.uint8)
 
 
 def _content(file: Path) -> bytes:

@@ -70,17 +70,15 @@ def rotate(x_BHTK: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> Tensor:
     Channel r is paired with channel r + K/2. The result keeps dtype and shape of ``x_BHTK``.
     """
     a_BHTR, b_BHTR = x_BHTK.chunk(2, dim=-1)
-    rotated = torch.cat(
-        (a_BHTR * cos_TR - b_BHTR * sin_TR, b_BHTR * cos_TR + a_BHTR * sin_TR), dim=-1
-    )
-    return rotated.type_as(x_BHTK)
+    turned = (a_BHTR * cos_TR - b_BHTR * sin_TR, b_BHTR * cos_TR + a_BHTR * sin_TR)
+    return torch.cat(turned, dim=-1).type_as(x_BHTK)
 
 
 def rotary_angles(num_positions: int, head_dim: int) -> Tensor:
     """Return the angles ``[T, R]`` in radians: position times a frequency falling with the pair."""
     num_pairs = head_dim // 2
-    frequency_R = _ROTARY_BASE ** (-torch.arange(num_pairs, dtype=torch.float32) / num_pairs)
-    return torch.outer(torch.arange(num_positions, dtype=torch.float32), frequency_R)
+    frequency_R = _ROTARY_BASE ** (-torch.arange(num_pairs) / num_pairs)
+    return torch.outer(torch.arange(num_positions).float(), frequency_R)
 
 
 class Embedding(nn.Module):
