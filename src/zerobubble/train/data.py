@@ -4,7 +4,7 @@ Text is a sequence of bytes, so the vocabulary has 256 entries. All files are jo
 their contents' SHA-256 digests and the last share of the whole is held back: that is a random
 sample of whole files (at most one file is divided), it does not depend on where the files lie, and
 it is the same on every rank. Files with equal contents count once, so that no copy of a held-back
-file is trained on. Below a folder, hidden files and those with a NUL byte at the start are left out.
+file is trained on. Of a folder, hidden files and files that begin with binary data are left out.
 
 Shape suffixes: ``B`` sequences of a batch, ``T`` positions of a sequence, ``N`` bytes of a text.
 """
@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # Tests, generated tables and what is not part of the library itself.
-_STDLIB_SKIPPED = {"__pycache__", "dist-packages", "encodings", "ensurepip", "idlelib", "lib2to3"}
-_STDLIB_SKIPPED |= {"pydoc_data", "site-packages", "test", "tests", "turtledemo"}
+_STDLIB_SKIPPED = frozenset(
+    {"dist-packages", "encodings", "idlelib", "pydoc_data", "site-packages", "test", "tests"}
+)
 
 
 @dataclass(frozen=True)
@@ -102,21 +103,17 @@ def _texts(path: Path) -> list[bytes]:
     return texts
 
 
-def _files_below(folder: Path) -> Iterator[Path]:
-    """Yield the files below a folder, except hidden ones and what lies in hidden folders."""
-    for file in sorted(folder.rglob("*")):
-        hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
-        if file.is_file() and not hidden:
-            yield file
+def _files_below(folder: Path, skipped: frozenset[str] = frozenset()) -> Iterator[Path]:
+    """Yield the files below a folder, outside of hidden and skipped folders."""
+    for root, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in skipped]
+        files = (Path(root, name) for name in names if not name.startswith("."))
+        yield from (file for file in files if file.is_file())
 
 
 def _standard_library_texts() -> list[bytes]:
-    folder = Path(sysconfig.get_paths()["stdlib"])
-    return [
-        _content(file)
-        for file in _files_below(folder)
-        if file.suffix == ".py" and _STDLIB_SKIPPED.isdisjoint(file.relative_to(folder).parts)
-    ]
+    files = _files_below(Path(sysconfig.get_paths()["stdlib"]), _STDLIB_SKIPPED)
+    return [_content(file) for file in files if file.suffix == ".py"]
 
 
 def _joined(texts: list[bytes]) -> NDArray[np.uint8]:

@@ -11,6 +11,7 @@ dim, ``H`` head, ``K`` dim of one head, ``R`` rotated pair of a head (K / 2), ``
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -67,7 +68,7 @@ def loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
 def rotate(x_BHTK: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> Tensor:
     """Turn each pair of a head's channels by its position's angle (arXiv 2104.09864, eq. 34).
 
-    Channel r is paired with channel r + K/2. The result keeps dtype and shape of ``x_BHTK``.
+    Channel r is paired with channel r + K/2; the result keeps the dtype of ``x_BHTK``.
     """
     a_BHTR, b_BHTR = x_BHTK.chunk(2, dim=-1)
     turned = (a_BHTR * cos_TR - b_BHTR * sin_TR, b_BHTR * cos_TR + a_BHTR * sin_TR)
@@ -76,8 +77,7 @@ def rotate(x_BHTK: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> Tensor:
 
 def rotary_angles(num_positions: int, head_dim: int) -> Tensor:
     """Return the angles ``[T, R]`` in radians: position times a frequency falling with the pair."""
-    num_pairs = head_dim // 2
-    frequency_R = _ROTARY_BASE ** (-torch.arange(num_pairs) / num_pairs)
+    frequency_R = _ROTARY_BASE ** (-torch.arange(0, head_dim, 2) / head_dim)
     return torch.outer(torch.arange(num_positions).float(), frequency_R)
 
 
@@ -91,8 +91,7 @@ class Embedding(nn.Module):
 
     def forward(self, bytes_BT: Tensor) -> Tensor:
         """Map ``[B, T]`` int64 to ``[B, T, D]``."""
-        x_BTD: Tensor = self.embedding(bytes_BT)
-        return x_BTD
+        return cast(Tensor, self.embedding(bytes_BT))
 
 
 class Attention(nn.Module):
@@ -121,8 +120,7 @@ class Attention(nn.Module):
         mixed_BHTK = F.scaled_dot_product_attention(
             rotate(q_BHTK, cos_TR, sin_TR), rotate(k_BHTK, cos_TR, sin_TR), v_BHTK, is_causal=True
         )
-        out_BTD: Tensor = self.output(mixed_BHTK.transpose(1, 2).flatten(2))
-        return out_BTD
+        return cast(Tensor, self.output(mixed_BHTK.transpose(1, 2).flatten(2)))
 
 
 class FeedForward(nn.Module):
@@ -136,8 +134,7 @@ class FeedForward(nn.Module):
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Map ``[B, T, D]`` to ``[B, T, D]``."""
         gate_BTF, up_BTF = self.gate_and_up(x_BTD).chunk(2, dim=-1)
-        out_BTD: Tensor = self.down(F.silu(gate_BTF) * up_BTF)
-        return out_BTD
+        return cast(Tensor, self.down(F.silu(gate_BTF) * up_BTF))
 
 
 class Block(nn.Module):
@@ -153,8 +150,7 @@ class Block(nn.Module):
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Map ``[B, T, D]`` to ``[B, T, D]``."""
         x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD))
-        out_BTD: Tensor = x_BTD + self.feed_forward(self.feed_forward_norm(x_BTD))
-        return out_BTD
+        return cast(Tensor, x_BTD + self.feed_forward(self.feed_forward_norm(x_BTD)))
 
 
 class Head(nn.Module):
@@ -167,8 +163,7 @@ class Head(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Map ``[B, T, D]`` to logits ``[B, T, V]``."""
-        logits_BTV: Tensor = self.head(self.norm(x_BTD))
-        return logits_BTV
+        return cast(Tensor, self.head(self.norm(x_BTD)))
 
 
 def _residual_std(config: ModelConfig) -> float:
