@@ -98,6 +98,12 @@ def test_rotary_angles_are_position_times_falling_frequency():
     torch.testing.assert_close(rotary_angles(3, head_dim=4), expected)
 
 
+def test_rotation_keeps_the_dtype_of_a_half_precision_head():
+    angles = rotary_angles(4, head_dim=8)
+    x = torch.ones(4, 8, dtype=torch.bfloat16)
+    assert rotate(x, angles.cos(), angles.sin()).dtype == torch.bfloat16
+
+
 def test_attention_equals_its_definition():
     attention, x = Attention(SMALL), torch.randn(2, 16, 32)
     angles = rotary_angles(16, 8)
