@@ -56,6 +56,17 @@ def tied_parameters(config: ModelConfig) -> tuple[tuple[str, str], ...]:
     return (("0.embedding.weight", f"{config.layers + 1}.head.weight"),)
 
 
+def parameter_counts(config: ModelConfig) -> list[int]:
+    """Count the parameters of every layer, without memory for them.
+
+    >>> parameter_counts(ModelConfig(layers=1, dim=8, heads=2, ffn_multiple=2))
+    [2048, 656, 2056]
+    """
+    with torch.device("meta"):
+        layers = [build() for build in build_layers(config)]
+    return [sum(p.numel() for p in layer.parameters()) for layer in layers]
+
+
 def loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
     """Return the mean cross-entropy in nats per byte, a float32 scalar whatever the logits are.
 

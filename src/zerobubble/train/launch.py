@@ -1,0 +1,61 @@
+"""How are the ranks of a run started on this machine, and how is the first failure reported?"""
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ErrorHandler
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from zerobubble.errors import PipelineError
+
+_SET_PARENT_DEATH_SIGNAL = 1
+
+
+def launch(command: Sequence[str], num_ranks: int, threads: int) -> None:
+    """Run a command once for each rank and wait for all of them.
+
+    This is what ``torchrun --standalone`` does. As soon as one process fails, all are ended.
+
+    Raises:
+        PipelineError: a process failed; the message is that of the first one to fail.
+        KeyboardInterrupt: the launch was interrupted or asked to end; all processes have ended.
+    """
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=num_ranks,
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",
+        local_addr="127.0.0.1",
+        max_restarts=0,
+        monitor_interval=0.1,
+    )
+    try:
+        elastic_launch(config, command[0])(*command[1:])
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        message = failure.message
+        if failure.exitcode < 0:
+            message = f"rank {rank} was ended by {signal.Signals(-failure.exitcode).name}"
+        raise PipelineError(message) from None
+    except SignalException:
+        raise KeyboardInterrupt from None
+
+
+def report_failure(error: Exception) -> None:
+    """Tell the launcher, if there is one, why this rank fails."""
+    handler = ErrorHandler()
+    handler.record_exception(error)
+
+
+def end_with_launcher() -> None:
+    """Ask the system to end this process when the one that started it ends (Linux only)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
