@@ -1,6 +1,12 @@
-"""Which flags do the commands share? One type for each flag, with its short name and help."""
+"""Which flags do the commands share? One type for each flag, with its short name and help.
 
-from typing import Annotated
+``Union[None, X]`` is not ``X | None`` here: tyro checks defaults against the latter, and against
+``tuple[...]``, with a library that takes longer to import than all the rest.
+"""
+
+# ruff: noqa: UP007, RUF036
+
+from typing import Annotated, Union
 
 from tyro.conf import Positional, arg
 from tyro.constructors import PrimitiveConstructorSpec
@@ -14,7 +20,7 @@ def _count(words: list[str]) -> int:
     return int(words[0])
 
 
-_COUNT = PrimitiveConstructorSpec[int | None](
+_COUNT = PrimitiveConstructorSpec[Union[None, int]](
     nargs=1,
     metavar="INT",
     instance_from_str=_count,
@@ -22,15 +28,24 @@ _COUNT = PrimitiveConstructorSpec[int | None](
     str_from_instance=lambda value: [str(value)],
 )
 
-_SPEC = arg(
-    metavar="SCHEDULE",
-    help="a name such as zb-h1 or interleaved:v=4, a JSON file, or my_file.py:my_schedule",
+_NAMES = PrimitiveConstructorSpec[Union[None, tuple[str, ...]]](
+    nargs="*",
+    metavar="SCHEDULE ...",
+    instance_from_str=tuple,
+    is_instance=lambda value: value is None or isinstance(value, tuple),
+    str_from_instance=lambda value: list(value or ()),
 )
-Spec = Annotated[Positional[str], _SPEC]
-Specs = Annotated[Positional[tuple[str, ...]], _SPEC]
-Ranks = Annotated[int | None, _COUNT, arg(name="ranks", aliases=("-p",), help="number of ranks")]
+
+_SPEC_HELP = "a name such as zb-h1 or interleaved:v=4, a JSON file, or my_file.py:my_schedule"
+Spec = Annotated[Positional[str], arg(metavar="SCHEDULE", help=_SPEC_HELP)]
+Specs = Annotated[Positional[Union[None, tuple[str, ...]]], _NAMES, arg(help=_SPEC_HELP)]
+Ranks = Annotated[
+    Union[None, int], _COUNT, arg(name="ranks", aliases=("-p",), help="number of ranks")
+]
 Microbatches = Annotated[
-    int | None, _COUNT, arg(name="microbatches", aliases=("-m",), help="number of microbatches")
+    Union[None, int],
+    _COUNT,
+    arg(name="microbatches", aliases=("-m",), help="number of microbatches"),
 ]
 CostsFlag = Annotated[
     str,
@@ -42,7 +57,7 @@ CostsFlag = Annotated[
     ),
 ]
 MemoryFlag = Annotated[
-    str | None,
+    Union[None, str],
     arg(
         name="memory",
         metavar="LIMIT[,LIMIT...]",
@@ -50,6 +65,8 @@ MemoryFlag = Annotated[
     ),
 ]
 Json = Annotated[bool, arg(name="json", help="print one JSON object")]
-Out = Annotated[str | None, arg(name="out", metavar="FILE", help="write the schedule as JSON")]
+Out = Annotated[
+    Union[None, str], arg(name="out", metavar="FILE", help="write the schedule as JSON")
+]
 
 UNIT_COSTS = "1,1,1,0"

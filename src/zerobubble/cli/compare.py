@@ -29,7 +29,7 @@ _COLUMNS = ("span", "bubble", "makespan", "bubble of it", "peak memory")
 class Compare:
     """Compare schedules: time, bubble and memory in one table. Without names, all known ones."""
 
-    schedules: Specs = ()
+    schedules: Specs = None
     ranks: Ranks = None
     microbatches: Microbatches = None
     costs: CostsFlag = UNIT_COSTS

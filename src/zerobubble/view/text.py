@@ -78,8 +78,8 @@ class _Canvas:
     @cached_property
     def unit(self) -> float:
         """A short duration that decides the scale: the shortest, if it is not an exception."""
-        positive = self.durations[self.durations > 0]
-        return max(float(positive.min()), float(np.median(positive)) / 4) if positive.size else 1.0
+        positive = np.sort(self.durations[self.durations > 0]).tolist()
+        return max(positive[0], positive[len(positive) // 2] / 4) if positive else 1.0
 
     @cached_property
     def cells_per_unit(self) -> int:
