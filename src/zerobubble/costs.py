@@ -12,6 +12,9 @@ from zerobubble.ir import Kind, Placement
 
 Floats = NDArray[np.float64]
 
+# Sums of fewer than 1e200 such values are finite.
+_LARGEST = 1e100
+
 
 @dataclass(frozen=True, eq=False)
 class Costs:
@@ -50,8 +53,8 @@ class Costs:
                 raise UsageError(
                     f"costs: {field.name} has {value.size} values for {self.num_stages} stages"
                 )
-            if not np.isfinite(value).all() or (value < 0).any():
-                raise UsageError(f"costs: {field.name} must be finite and not negative: {value}")
+            if not ((value >= 0) & (value <= _LARGEST)).all():
+                raise UsageError(f"costs: {field.name} must be between 0 and 1e100: {value}")
             value.setflags(write=False)
             object.__setattr__(self, field.name, value)
         if (self.activation_kept > self.activation).any():
@@ -163,15 +166,15 @@ def stage_shares(placement: Placement) -> Floats:
 
 def _per_stage(name: str, value: ArrayLike, num_stages: int, boundaries: bool = False) -> Floats:
     try:
-        array: Floats = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise UsageError(
-            f"costs: {name} must be a number or a list of numbers: {value!r}"
-        ) from None
+        array = np.asarray(value)
+    except ValueError:  # lists of unequal lengths
+        array = np.empty(0, dtype=object)
+    if array.dtype.kind not in "iuf":
+        raise UsageError(f"costs: {name} must be a number or a list of numbers: {value!r}")
     if array.ndim == 0:
-        return np.full(num_stages, array)
+        return np.full(num_stages, array, dtype=np.float64)
     if boundaries and array.shape == (num_stages - 1,):
         return np.append(array, 0.0)
     if array.shape != (num_stages,):
         raise UsageError(f"costs: {name} has {array.size} values for {num_stages} stages")
-    return array
+    return array.astype(np.float64)

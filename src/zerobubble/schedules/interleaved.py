@@ -15,6 +15,16 @@ def interleaved(rank: int, *, num_ranks: int, num_microbatches: int, v: int = 2)
 
     Raises:
         ScheduleError: the number of microbatches is not a multiple of the number of ranks.
+
+    >>> from zerobubble import Costs, build, simulate
+    >>> from zerobubble.view.text import draw
+    >>> schedule = build("interleaved", num_ranks=4, num_microbatches=4)
+    >>> print(draw(simulate(schedule, Costs.uniform(8)), width=80))
+    rank 0 |F|F|F|F|f|f|f|f|...........|bw0|.|bw1|.|bw2|.|bw3|BW0|BW1|BW2|BW3|
+    rank 1   |F|F|F|F|f|f|f|f|.....|bw0|.|bw1|.|bw2|.|bw3|BW0|BW1|BW2|BW3|
+    rank 2     |F|F|F|F|f|f|f|.|bw0|f|bw1|.|bw2|.|bw3|BW0|BW1|BW2|BW3|
+    rank 3       |F|F|F|F|f|bw0|f|bw1|f|bw2|f|bw3|BW0|BW1|BW2|BW3|
+    F forward, BW both gradients, . idle, F0 f0 stages of a rank in order
     """
     if num_microbatches % num_ranks:
         raise ScheduleError(

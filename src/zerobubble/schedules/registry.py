@@ -42,8 +42,16 @@ class Recipe:
         return (inspect.getdoc(self.order) or "").partition("\n")[0]
 
     def place(self, num_ranks: int, **parameters: int) -> Placement:
-        """Build the placement; parameters that are not given take their defaults."""
+        """Build the placement; parameters that are not given take their defaults.
+
+        Raises:
+            UsageError: a number is not positive, or a parameter is unknown.
+        """
+        if unknown := sorted(set(parameters) - set(self.parameters)):
+            takes = ", ".join(self.parameters) or "none"
+            raise UsageError(f"{self.name} has no parameter {unknown[0]!r}; it takes {takes}")
         given = self.parameters | parameters
+        _check_counts(self.name, {"ranks": num_ranks, **given})
         return self.placement(num_ranks, **_accepted(self.placement, given))
 
     def build(
@@ -55,15 +63,9 @@ class Recipe:
             UsageError: a number is not positive, or a parameter is unknown.
             ScheduleError: the schedule is not defined for these numbers.
         """
-        if unknown := sorted(set(parameters) - set(self.parameters)):
-            takes = ", ".join(self.parameters) or "none"
-            raise UsageError(f"{self.name} has no parameter {unknown[0]!r}; it takes {takes}")
-        given: dict[str, Any] = self.parameters | parameters
-        counts = {"ranks": num_ranks, "microbatches": num_microbatches, **given}
-        for what, count in counts.items():
-            if count < 1:
-                raise UsageError(f"{self.name}: {what} must be at least 1, not {count}")
         placement = self.place(num_ranks, **parameters)
+        _check_counts(self.name, {"microbatches": num_microbatches})
+        given: dict[str, Any] = self.parameters | parameters
         if self.takes_costs:
             given |= {"costs": costs or Costs.of_ranks(placement)}
         given |= {"num_ranks": num_ranks, "num_microbatches": num_microbatches}
@@ -145,3 +147,9 @@ def build(spec: str, num_ranks: int, num_microbatches: int, costs: Costs | None 
 def _accepted(function: Callable[..., Any], given: dict[str, int]) -> dict[str, int]:
     keywords = inspect.signature(function).parameters
     return {key: value for key, value in given.items() if key in keywords}
+
+
+def _check_counts(name: str, counts: dict[str, int]) -> None:
+    for what, count in counts.items():
+        if count < 1:
+            raise UsageError(f"{name}: {what} must be at least 1, not {count}")

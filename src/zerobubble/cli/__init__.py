@@ -1,0 +1,75 @@
+"""What does ``zerobubble COMMAND`` run? One file of this folder for each command.
+
+A file whose name has no leading underscore is a command: the first line of its docstring is its
+summary, and its function ``run`` takes the arguments and returns the exit status. Only the chosen
+command is imported, so that each answers as fast as what it needs.
+"""
+
+import ast
+import os
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+
+from zerobubble.errors import UsageError, ZeroBubbleError
+
+USAGE = "usage: zerobubble [--help] [--version] COMMAND ..."
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit status: 0 fine, 1 schedule or run wrong, 2 usage."""
+    arguments = sys.argv[1:] if argv is None else argv
+    command = " ".join(["zerobubble", *arguments[:1]])
+    try:
+        status = _run(arguments)
+        sys.stdout.flush()
+    except ZeroBubbleError as error:
+        print(f"{command}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+    except BrokenPipeError:
+        # The reader has seen enough. What is still buffered must not fail again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    return status
+
+
+def _run(arguments: Sequence[str]) -> int:
+    name, *rest = arguments or ["--help"]
+    if name in ("-h", "--help"):
+        print(_help())
+        return 0
+    if name == "--version":
+        print(f"zerobubble {_version()}")
+        return 0
+    if name not in _commands():
+        close = get_close_matches(name, _commands(), n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise UsageError(f"unknown command: {hint}the commands are {', '.join(_commands())}")
+    status: int = import_module(f"{__name__}.{name}").run(rest)
+    return status
+
+
+def _commands() -> dict[str, Path]:
+    paths = sorted(Path(__file__).parent.glob("[!_]*.py"))
+    return {path.stem: path for path in paths}
+
+
+def _help() -> str:
+    lines = [USAGE, "", "commands:"]
+    for name, path in _commands().items():
+        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        lines.append(f"  {name:10}{docstring.partition(chr(10))[0]}")
+    return "\n".join([*lines, "", "zerobubble COMMAND --help lists the options of a command."])
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("zerobubble")
+    except PackageNotFoundError:
+        return "(not installed)"

@@ -1,0 +1,72 @@
+"""Which flags do the commands share? One type for each flag, with its short name and help.
+
+``Union[None, X]`` is not ``X | None`` here: tyro checks defaults against the latter, and against
+``tuple[...]``, with a library that takes longer to import than all the rest.
+"""
+
+# ruff: noqa: UP007, RUF036
+
+from typing import Annotated, Union
+
+from tyro.conf import Positional, arg
+from tyro.constructors import PrimitiveConstructorSpec
+
+from zerobubble.errors import UsageError
+
+
+def _count(words: list[str]) -> int:
+    if not (words[0].isascii() and words[0].isdecimal()) or int(words[0]) < 1:
+        raise UsageError(f"write a whole number of 1 or more, not {words[0]!r}")
+    return int(words[0])
+
+
+_COUNT = PrimitiveConstructorSpec[Union[None, int]](
+    nargs=1,
+    metavar="INT",
+    instance_from_str=_count,
+    is_instance=lambda value: value is None or isinstance(value, int),
+    str_from_instance=lambda value: [str(value)],
+)
+
+_NAMES = PrimitiveConstructorSpec[Union[None, tuple[str, ...]]](
+    nargs="*",
+    metavar="SCHEDULE ...",
+    instance_from_str=tuple,
+    is_instance=lambda value: value is None or isinstance(value, tuple),
+    str_from_instance=lambda value: list(value or ()),
+)
+
+_SPEC_HELP = "a name such as zb-h1 or interleaved:v=4, a JSON file, or my_file.py:my_schedule"
+Spec = Annotated[Positional[str], arg(metavar="SCHEDULE", help=_SPEC_HELP)]
+Specs = Annotated[Positional[Union[None, tuple[str, ...]]], _NAMES, arg(help=_SPEC_HELP)]
+Ranks = Annotated[
+    Union[None, int], _COUNT, arg(name="ranks", aliases=("-p",), help="number of ranks")
+]
+Microbatches = Annotated[
+    Union[None, int],
+    _COUNT,
+    arg(name="microbatches", aliases=("-m",), help="number of microbatches"),
+]
+CostsFlag = Annotated[
+    str,
+    arg(
+        name="costs",
+        metavar="F,B,W,COMM[,KEPT]",
+        help="times of one rank's whole share and of one hop, and the part of the activation "
+        "memory that W still needs after B; or a JSON file with times for each stage",
+    ),
+]
+MemoryFlag = Annotated[
+    Union[None, str],
+    arg(
+        name="memory",
+        metavar="LIMIT[,LIMIT...]",
+        help="limit of the activation memory of every rank, or one limit for each, in microbatches",
+    ),
+]
+Json = Annotated[bool, arg(name="json", help="print one JSON object")]
+Out = Annotated[
+    Union[None, str], arg(name="out", metavar="FILE", help="write the schedule as JSON")
+]
+
+UNIT_COSTS = "1,1,1,0"

@@ -1,0 +1,114 @@
+"""Which schedule and which costs do the arguments of a command mean?"""
+
+import re
+from pathlib import Path
+
+from zerobubble.costs import Costs
+from zerobubble.errors import UsageError
+from zerobubble.formats.json import load
+from zerobubble.formats.python import blame, load_recipe
+from zerobubble.formats.reading import parse_json, read_text, show_value
+from zerobubble.ir import Placement, Schedule
+from zerobubble.schedules import REGISTRY, Recipe, recipe
+from zerobubble.schedules.registry import parse_spec
+
+_IN_PYTHON_FILE = re.compile(r"(?P<path>.*?\.py):(?P<function>.+)", re.DOTALL)
+
+
+def resolve(
+    spec: str, ranks: int | None, microbatches: int | None, costs: str
+) -> tuple[Schedule, Costs]:
+    """Find or build the schedule that a name or file means, and the costs of its stages.
+
+    Raises:
+        UsageError: the name, file, costs or number of ranks or microbatches is wrong or missing.
+        ScheduleError: the schedule is not defined for these numbers.
+    """
+    if match := _IN_PYTHON_FILE.fullmatch(spec):
+        name, parameters = parse_spec(match["function"])
+        with blame(match["path"]):
+            found = load_recipe(match["path"], name)
+            return _build(found, parameters, ranks, microbatches, costs)
+    if spec.partition(":")[0] not in REGISTRY and _looks_like_a_file(spec):
+        if spec.endswith(".py"):
+            raise UsageError(f"{spec} is a Python file: add the function, {spec}:my_schedule")
+        schedule = load(spec)
+        _must_agree(spec, "ranks", "-p", schedule.num_ranks, ranks)
+        _must_agree(spec, "microbatches", "-m", schedule.num_microbatches, microbatches)
+        return schedule, read_costs(costs, schedule.placement)
+    name, parameters = parse_spec(spec)
+    return _build(recipe(name), parameters, ranks, microbatches, costs)
+
+
+def read_costs(text: str, placement: Placement) -> Costs:
+    """Read ``F,B,W,comm[,kept]`` or the JSON file of this name.
+
+    Raises:
+        UsageError: neither fits, or a value is wrong.
+    """
+    if _looks_like_a_file(text):
+        values = parse_json(read_text(text), text)
+        if not isinstance(values, dict):
+            raise UsageError(f"{text}: costs are an object, not {show_value(values)}")
+        try:
+            return Costs.from_dict(values, placement)
+        except UsageError as error:
+            raise UsageError(f"{text}: {error}") from None
+    numbers = _numbers(text)
+    if numbers is None or len(numbers) not in (4, 5):
+        raise UsageError(
+            f"--costs {text!r}: write F,B,W,comm or F,B,W,comm,kept as numbers, or a JSON file"
+        )
+    return Costs.of_ranks(placement, *numbers)
+
+
+def read_memory(text: str | None, num_ranks: int) -> list[float] | None:
+    """Read a memory limit for every rank, or one for each.
+
+    Raises:
+        UsageError: it is not a number, or their count is wrong.
+    """
+    if text is None:
+        return None
+    numbers = _numbers(text)
+    if numbers is None or not all(number > 0 for number in numbers):
+        raise UsageError(f"--memory {text!r}: write a number above 0, or one for each rank")
+    if len(numbers) not in (1, num_ranks):
+        raise UsageError(f"--memory gives {len(numbers)} limits for {num_ranks} ranks: write one")
+    return numbers if len(numbers) > 1 else numbers * num_ranks
+
+
+def _build(
+    found: Recipe,
+    parameters: dict[str, int],
+    ranks: int | None,
+    microbatches: int | None,
+    costs: str,
+) -> tuple[Schedule, Costs]:
+    if ranks is None or microbatches is None:
+        missing = "-p" if ranks is None else "-m"
+        raise UsageError(f"{found.name} needs ranks and microbatches: {missing} is missing")
+    placement = found.place(ranks, **parameters)
+    read = read_costs(costs, placement)
+    return found.build(ranks, microbatches, read, **parameters), read
+
+
+def _must_agree(path: str, what: str, flag: str, in_file: int, given: int | None) -> None:
+    if given not in (None, in_file):
+        raise UsageError(f"{path} is for {in_file} {what}, not {given}: leave out {flag}")
+
+
+def _looks_like_a_file(text: str) -> bool:
+    if text.endswith((".json", ".py")):
+        return True
+    try:
+        return Path(text).is_file()
+    except ValueError:
+        return False
+
+
+def _numbers(text: str) -> list[float] | None:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        return None

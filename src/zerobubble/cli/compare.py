@@ -1,0 +1,78 @@
+"""Compare schedules: time, bubble and memory in one table."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from zerobubble.cli._arguments import (
+    UNIT_COSTS,
+    CostsFlag,
+    Json,
+    MemoryFlag,
+    Microbatches,
+    Ranks,
+    Specs,
+)
+from zerobubble.cli._parse import parse
+from zerobubble.cli._report import print_json, row
+from zerobubble.cli._resolve import read_memory, resolve
+from zerobubble.errors import ScheduleError
+from zerobubble.schedules import REGISTRY
+from zerobubble.simulate import simulate
+from zerobubble.verify import verify
+from zerobubble.view.numbers import table
+
+_COLUMNS = ("span", "bubble", "makespan", "bubble of it", "peak memory")
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Compare schedules: time, bubble and memory in one table. Without names, all known ones."""
+
+    schedules: Specs = None
+    ranks: Ranks = None
+    microbatches: Microbatches = None
+    costs: CostsFlag = UNIT_COSTS
+    memory: MemoryFlag = None
+    json: Json = False
+
+
+def run(argv: Sequence[str]) -> int:
+    """Print a row for each schedule, and why those without a row have none.
+
+    A schedule that was asked for by name must be possible; of all known ones those that are not
+    are told with the reason.
+    """
+    asked = parse(Compare, argv, command="compare")
+    rows, reasons = [], {}
+    for spec in asked.schedules or REGISTRY:
+        try:
+            rows.append(_row(spec, asked))
+        except ScheduleError as error:
+            if asked.schedules:
+                raise
+            reasons[spec] = str(error)
+    if asked.json:
+        print_json({"schedules": rows, "left_out": reasons})
+        return 0
+    print(table(["schedule", *_COLUMNS], [_cells(values) for values in rows]))
+    for spec, reason in reasons.items():
+        print(f"{spec} is left out: {reason}")
+    return 0
+
+
+def _row(spec: str, asked: Compare) -> dict[str, Any]:
+    schedule, costs = resolve(spec, asked.ranks, asked.microbatches, asked.costs)
+    verify(schedule, costs, read_memory(asked.memory, schedule.num_ranks))
+    return row(simulate(schedule, costs))
+
+
+def _cells(values: dict[str, Any]) -> list[str]:
+    return [
+        values["schedule"],
+        f"{values['span']:.6g}",
+        f"{values['bubble']:.2%}",
+        f"{values['makespan']:.6g}",
+        f"{values['bubble_makespan']:.2%}",
+        f"{values['peak_memory']:.6g}",
+    ]

@@ -1,0 +1,65 @@
+"""Draw a schedule's timeline and its numbers."""
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zerobubble.cli._arguments import (
+    UNIT_COSTS,
+    CostsFlag,
+    Json,
+    MemoryFlag,
+    Microbatches,
+    Out,
+    Ranks,
+    Spec,
+)
+from zerobubble.cli._parse import parse
+from zerobubble.cli._report import print_json, row
+from zerobubble.cli._resolve import read_memory, resolve
+from zerobubble.formats.json import save
+from zerobubble.simulate import Timeline, simulate
+from zerobubble.verify import verify
+from zerobubble.view.numbers import summarize
+from zerobubble.view.text import draw
+
+
+@dataclass(frozen=True)
+class Show:
+    """Draw a schedule's timeline and its numbers."""
+
+    schedule: Spec
+    ranks: Ranks = None
+    microbatches: Microbatches = None
+    costs: CostsFlag = UNIT_COSTS
+    memory: MemoryFlag = None
+    json: Json = False
+    out: Out = None
+
+
+def run(argv: Sequence[str]) -> int:
+    """Verify and simulate a schedule, print it, and write it to a file if asked."""
+    asked = parse(Show, argv, command="show")
+    schedule, costs = resolve(asked.schedule, asked.ranks, asked.microbatches, asked.costs)
+    verify(schedule, costs, read_memory(asked.memory, schedule.num_ranks))
+    timeline = simulate(schedule, costs)
+    if asked.out is not None:
+        save(schedule, asked.out)
+    if asked.json:
+        print_json(row(timeline))
+    else:
+        _print(timeline)
+    return 0
+
+
+def _print(timeline: Timeline) -> None:
+    schedule, on_terminal = timeline.schedule, sys.stdout.isatty()
+    print(
+        f"{schedule.name}: {schedule.num_ranks} ranks, {schedule.num_microbatches} microbatches, "
+        f"placement {schedule.placement}"
+    )
+    width = shutil.get_terminal_size().columns if on_terminal else None
+    print(draw(timeline, width, color=on_terminal and "NO_COLOR" not in os.environ))
+    print(summarize(timeline))

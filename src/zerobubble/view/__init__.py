@@ -1,0 +1,1 @@
+"""How is a timeline shown? One file for each kind of picture."""

@@ -1,0 +1,176 @@
+"""How does a timeline look as text? One row a rank, time from left to right."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from zerobubble.costs import Floats
+from zerobubble.ir import Kind, Op
+from zerobubble.simulate import Timeline
+
+MEANINGS = {
+    Kind.F: "forward",
+    Kind.B: "input gradient",
+    Kind.W: "weight gradient",
+    Kind.BW: "both gradients",
+}
+COLORS = {Kind.F: "#ffb347", Kind.B: "#7ccf7c", Kind.W: "#7fb2ff", Kind.BW: "#7dd3c8"}
+
+_FEWEST_CELLS = 2
+_MOST_STAGES_IN_LEGEND = 4
+
+Segment = tuple[str, Kind | None]
+
+
+def draw(timeline: Timeline, width: int | None = None, color: bool = False) -> str:
+    """Draw one row for each rank, every op as wide as it is long, then a legend.
+
+    An op shows its kind and microbatch where there is room, else its kind, else only a bar. On a
+    rank with several stages upper and lower case alternate from stage to stage (in a wave: down
+    and up), and every second pair of stages adds a ``'``. Dots are idle time.
+
+    Args:
+        timeline: simulated or measured, in any unit of time.
+        width: number of columns; the picture is scaled to fit, or cut at a ``>`` where ops would
+            become too narrow to tell apart. By default it is as wide as its labels need.
+        color: whether to colour the ops with terminal codes.
+
+    >>> from zerobubble import Costs, build, simulate
+    >>> print(draw(simulate(build("1f1b", num_ranks=2, num_microbatches=2), Costs.uniform(2))))
+    rank 0 |F0|F1|.....|BW0  |..|BW1  |
+    rank 1    |F0|BW0  |F1|BW1  |
+    F forward, BW both gradients, . idle
+    """
+    canvas = _Canvas(timeline, width)
+    rows = [canvas.row(rank) for rank in range(timeline.schedule.num_ranks)]
+    paint = _painted if color else _plain
+    lines = [label + "".join(paint(*part) for part in row) for label, row in rows]
+    return "\n".join(line.rstrip() for line in [*lines, canvas.legend()])
+
+
+@dataclass(frozen=True)
+class _Canvas:
+    """Where each moment of a timeline falls, in columns."""
+
+    timeline: Timeline
+    width: int | None
+
+    @cached_property
+    def origin(self) -> float:
+        return min(float(start[0]) for start in self.timeline.start if len(start))
+
+    @cached_property
+    def turn_of_stage(self) -> dict[int, int]:
+        """How many stages the same rank holds before each stage."""
+        placement = self.timeline.schedule.placement
+        ranks = range(placement.num_ranks)
+        return {s: i for rank in ranks for i, s in enumerate(placement.stages_of(rank))}
+
+    @cached_property
+    def durations(self) -> Floats:
+        """Durations of all ops, rank after rank."""
+        pairs = zip(self.timeline.start, self.timeline.end, strict=True)
+        return np.concatenate([end - start for start, end in pairs])
+
+    @cached_property
+    def unit(self) -> float:
+        """A short duration that decides the scale: the shortest, if it is not an exception."""
+        positive = np.sort(self.durations[self.durations > 0]).tolist()
+        return max(positive[0], positive[len(positive) // 2] / 4) if positive else 1.0
+
+    @cached_property
+    def cells_per_unit(self) -> int:
+        """Columns of the unit: what the labels need, or less to fit the width."""
+        needs = np.array([len(self.label(op)) + 1 for rank in self.ranks for op in self.ops(rank)])
+        units = np.maximum(self.durations / self.unit, 1.0)
+        wanted = math.ceil(float((needs / units).max()) - 1e-9)
+        if self.width is None:
+            return max(_FEWEST_CELLS, wanted)
+        fitting = (self.room - 1) * self.unit / max(self.timeline.makespan, self.unit)
+        return max(_FEWEST_CELLS, min(wanted, math.floor(fitting + 1e-9)))
+
+    @cached_property
+    def room(self) -> int:
+        """Columns to the right of the rank's name."""
+        return max((self.width or 0) - len(self.name(0)), _FEWEST_CELLS)
+
+    @property
+    def ranks(self) -> range:
+        return range(self.timeline.schedule.num_ranks)
+
+    def ops(self, rank: int) -> Iterator[Op]:
+        return self.timeline.schedule.ops(rank)
+
+    def name(self, rank: int) -> str:
+        return f"rank {rank:>{len(str(self.ranks[-1]))}} "
+
+    def label(self, op: Op) -> str:
+        return _styled(op.kind.name, self.turn_of_stage[op.stage], str(op.microbatch))
+
+    def column(self, time: float) -> int:
+        return math.floor((time - self.origin) / self.unit * self.cells_per_unit + 0.5)
+
+    def row(self, rank: int) -> tuple[str, list[Segment]]:
+        """Give the name of a rank and the pieces of its row, cut to the width."""
+        segments, left = [], math.inf if self.width is None else self.room
+        for text, kind in self.segments(rank):
+            if len(text) > left:
+                segments.append((text[: int(left) - 1] + ">", kind))
+                break
+            segments.append((text, kind))
+            left -= len(text)
+        return self.name(rank), segments
+
+    def segments(self, rank: int) -> Iterator[Segment]:
+        position = -1
+        for _, op, start, end in self.timeline.timed_ops(rank):
+            first, last = self.column(start), self.column(end)
+            if position < 0:
+                yield " " * first, None
+            elif first > position:
+                yield "|" + "." * (first - position - 1), None
+            yield _cell(self.label(op), len(op.kind.name), last - first), op.kind
+            position = last
+        yield "|", None
+
+    def legend(self) -> str:
+        kinds = sorted({op.kind for rank in self.ranks for op in self.ops(rank)})
+        parts = [f"{kind.name} {MEANINGS[kind]}" for kind in kinds]
+        if any(idle > 0 for idle in self.timeline.idle_per_rank):
+            parts.append(". idle")
+        num_turns = max(self.turn_of_stage.values()) + 1
+        if num_turns > 1:
+            shown = min(num_turns, _MOST_STAGES_IN_LEGEND)
+            marks = " ".join(_styled("F", turn, "0") for turn in range(shown))
+            parts.append(f"{marks}{' ...' * (shown < num_turns)} stages of a rank in order")
+        makespan = self.timeline.makespan
+        if self.width is not None and self.column(self.origin + makespan) >= self.room:
+            time = (self.room - 1) / self.cells_per_unit * self.unit
+            parts.append(f"> cut at {time:.6g} of {makespan:.6g}")
+        return ", ".join(parts)
+
+
+def _styled(kind: str, turn: int, number: str) -> str:
+    return (kind.lower() if turn % 2 else kind) + number + "'" * (turn // 2)
+
+
+def _cell(label: str, num_letters: int, num_columns: int) -> str:
+    """Fill the columns of one op: a bar, then as much of the label as makes sense."""
+    room = num_columns - 1
+    text = label if len(label) <= room else label[: min(num_letters, max(room, 0))]
+    return ("|" + text.ljust(room))[: max(num_columns, 0)]
+
+
+def _plain(text: str, kind: Kind | None) -> str:
+    return text
+
+
+def _painted(text: str, kind: Kind | None) -> str:
+    from rich.color import ColorSystem
+    from rich.style import Style
+
+    style = Style(dim=True) if kind is None else Style(color="black", bgcolor=COLORS[kind])
+    return style.render(text, color_system=ColorSystem.EIGHT_BIT)
