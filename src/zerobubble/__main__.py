@@ -1,7 +1,8 @@
-"""What does ``python -m zerobubble`` run? The command line."""
+"""Run ``python -m zerobubble`` like the command ``zerobubble``."""
 
 import sys
 
 from zerobubble.cli import main
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

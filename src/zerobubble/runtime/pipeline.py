@@ -74,7 +74,7 @@ class Pipeline:
     ) -> None:
         verify(schedule)
         self.schedule = schedule
-        self.device = _device(device)
+        self.device = find_device(device)
         layers = list(layers)
         self.layers_of_stage = split_layers(len(layers), schedule.num_stages, layers_per_stage)
         programs, evaluations = lower(schedule), lower(forward_only(schedule))
@@ -261,7 +261,8 @@ def _pairs(programs: Sequence[Program]) -> set[tuple[int, int]]:
     }
 
 
-def _device(device: str | torch.device) -> torch.device:
+def find_device(device: str | torch.device) -> torch.device:
+    """Turn a name into a device that is there, or raise a UsageError."""
     try:
         chosen = torch.device(device)
     except RuntimeError:

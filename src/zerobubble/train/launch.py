@@ -8,7 +8,11 @@ import sys
 from collections.abc import Sequence
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ErrorHandler
+from torch.distributed.elastic.multiprocessing.errors import (
+    ChildFailedError,
+    ErrorHandler,
+    ProcessFailure,
+)
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from zerobubble.errors import PipelineError
@@ -31,6 +35,7 @@ def launch(command: Sequence[str], num_ranks: int, threads: int) -> None:
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=num_ranks,
+        run_id="zerobubble",
         rdzv_backend="c10d",
         rdzv_endpoint="127.0.0.1:0",
         local_addr="127.0.0.1",
@@ -40,13 +45,17 @@ def launch(command: Sequence[str], num_ranks: int, threads: int) -> None:
     try:
         elastic_launch(config, command[0])(*command[1:])
     except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        message = failure.message
-        if failure.exitcode < 0:
-            message = f"rank {rank} was ended by {signal.Signals(-failure.exitcode).name}"
-        raise PipelineError(message) from None
+        raise PipelineError(_describe(*error.get_first_failure())) from None
     except SignalException:
         raise KeyboardInterrupt from None
+
+
+def _describe(rank: int, failure: ProcessFailure) -> str:
+    if failure.exitcode < 0:
+        return f"rank {rank} was ended by {signal.Signals(-failure.exitcode).name}"
+    reported = failure.error_file_data.get("message", failure.message)
+    message = str(reported["message"] if isinstance(reported, dict) else reported)
+    return message.removeprefix("PipelineError: ")
 
 
 def report_failure(error: Exception) -> None:

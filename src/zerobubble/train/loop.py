@@ -41,9 +41,8 @@ def train(config: TrainConfig, schedule: Schedule) -> None:
 
 def build_pipeline(config: TrainConfig, schedule: Schedule) -> Pipeline:
     """Build this rank's part of the reference model."""
-    device = config.run.device
-    if device == "cuda":
-        device += f":{os.environ.get('LOCAL_RANK', '0')}"
+    local_rank = os.environ.get("LOCAL_RANK", "0")
+    device = "cpu" if config.run.device == "cpu" else f"cuda:{local_rank}"
     return Pipeline(
         build_layers(config.model),
         schedule,

@@ -100,7 +100,8 @@ class Report:
 
     def end(self, optimizer: PipelineOptimizer, timelines: Sequence[Timeline]) -> None:
         """Say what came out."""
-        self._progress.stop()
+        if self._progress.console.is_terminal:
+            self._progress.stop()
         print(
             f"loss: first {self.losses[0]:.3f}, last {self.losses[-1]:.3f}, evaluation "
             f"{self.evaluations[0]:.3f} -> {self.evaluations[-1]:.3f} nats per byte\n"

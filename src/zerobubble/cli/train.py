@@ -1,0 +1,57 @@
+"""Train the reference transformer on text through a pipeline."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from zerobubble.cli._arguments import UNIT_COSTS
+from zerobubble.cli._resolve import resolve
+from zerobubble.ir import Schedule
+from zerobubble.train.config import TrainConfig
+from zerobubble.train.flags import parse_train_args
+
+
+def run(argv: Sequence[str]) -> int:
+    """Start one process for each rank or, inside such a process (``RANK`` is set), train."""
+    config = parse_train_args(argv)
+    run_config = config.run
+    schedule, _ = resolve(
+        run_config.schedule, run_config.ranks, run_config.microbatches, UNIT_COSTS
+    )
+    if "RANK" in os.environ:
+        _work(config, schedule)
+    elif schedule.num_ranks == 1:
+        from zerobubble.train.loop import train
+
+        train(config, schedule)
+    else:
+        _launch(config, schedule, argv)
+    return 0
+
+
+def _work(config: TrainConfig, schedule: Schedule) -> None:
+    from zerobubble.train.launch import end_with_launcher, report_failure
+    from zerobubble.train.loop import train
+
+    end_with_launcher()
+    try:
+        train(config, schedule)
+    except Exception as error:
+        report_failure(error)
+        raise
+
+
+def _launch(config: TrainConfig, schedule: Schedule, argv: Sequence[str]) -> None:
+    """Start the ranks after looking for what would make every one of them fail alike."""
+    from zerobubble.runtime.partition import split_layers
+    from zerobubble.runtime.pipeline import find_device
+    from zerobubble.train.data import load_data
+    from zerobubble.train.launch import launch
+    from zerobubble.train.loop import threads_per_rank
+
+    split_layers(config.model.layers + 2, schedule.num_stages)
+    find_device(config.run.device)
+    load_data(config)
+    threads = threads_per_rank(config.run.threads, schedule.num_ranks)
+    command = [sys.executable, "-m", "zerobubble", "train", *argv]
+    launch(command, schedule.num_ranks, threads)
