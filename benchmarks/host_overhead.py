@@ -2,17 +2,21 @@
 
 Stages add a parameter of one element to a tensor of one element, so that every op has a graph of
 one node and every boundary a gradient; what is left is the runtime, the engine of autograd, and
-between ranks the latency of gloo. The cost of an op is the slope between two numbers of
-microbatches, divided by the ops a microbatch takes on a rank; the rest of a step (splitting the
-batch, announcing it, sharing the loss) is the intercept.
+between ranks the latency of gloo. On one rank a bare loop, the model's forward and
+``loss.backward()`` for every microbatch, shows what of it is not the runtime's.
 
+The cost of an op is the slope between two numbers of microbatches, divided by the ops that a
+microbatch takes on a rank; the rest of a step (splitting the batch, announcing it, sharing the
+loss) is the intercept.
 A rank's own time is the CPU time of its main thread, which does not count waiting for the other.
 """
 
 import time
 from collections.abc import Callable, Iterator
+from itertools import product
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from benchmarks.processes import TIMEOUT_S, on_ranks
@@ -20,9 +24,9 @@ from benchmarks.split_backward import plain_phases, split_phases
 from benchmarks.timing import Rounds, alternate, print_table, spread
 from zerobubble import Pipeline, build
 
-SCHEDULES = ("1f1b", "zb-h1")
+BARE = "bare loop"
+KINDS = {BARE: "F, BW", "1f1b": "F, BW", "zb-h1": "F, B, W"}  # of a microbatch on a rank
 FEW, MANY = 8, 72
-NUM_OPS = {"1f1b": 2, "zb-h1": 3}  # of a microbatch on a rank
 NUM_ROUNDS = 60
 NUM_LINEARS = 20
 
@@ -57,41 +61,67 @@ def main() -> None:
 
 def measure_steps() -> dict[str, Rounds]:
     """Time steps of empty stages: wall time, and CPU time of this thread."""
-    ways = {f"{name} {m}": _step(name, m) for name in SCHEDULES for m in (FEW, MANY)}
+    num_ranks = dist.get_world_size() if dist.is_initialized() else 1
+    ways = {}
+    for name, m in product(KINDS, (FEW, MANY)):
+        if name != BARE:
+            ways[f"{name} {m}"] = _timed(_pipeline_step(name, num_ranks, m), num_ranks)
+        elif num_ranks == 1:
+            ways[f"{name} {m}"] = _timed(_bare_step(m), num_ranks)
     return alternate(ways, NUM_ROUNDS, num_warm_up=5)
 
 
-def _step(name: str, num_microbatches: int) -> Callable[[], list[float]]:
-    num_ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
-    schedule = build(name, num_ranks=num_ranks, num_microbatches=num_microbatches)
-    pipe = Pipeline(
-        [Empty] * num_ranks, schedule, lambda x, target: (x * target).sum(), timeout=TIMEOUT_S
-    )
-    batch = torch.ones(num_microbatches, 1)
+def _loss(x: Tensor, target: Tensor) -> Tensor:
+    return (x * target).sum()
 
-    def step() -> list[float]:
-        if num_ranks > 1:
-            torch.distributed.barrier()
-        begin, begin_cpu = time.perf_counter(), time.thread_time()
-        pipe.step(batch, batch)
-        return [time.perf_counter() - begin, time.thread_time() - begin_cpu]
+
+def _pipeline_step(name: str, num_ranks: int, num_microbatches: int) -> Callable[[], object]:
+    schedule = build(name, num_ranks=num_ranks, num_microbatches=num_microbatches)
+    pipe = Pipeline([Empty] * num_ranks, schedule, _loss, timeout=TIMEOUT_S)
+    batch = torch.ones(num_microbatches, 1)
+    return lambda: pipe.step(batch, batch)
+
+
+def _bare_step(num_microbatches: int) -> Callable[[], object]:
+    model, batch = Empty(), torch.ones(num_microbatches, 1)
+
+    def step() -> Tensor:
+        total = torch.zeros(())
+        for x in batch.chunk(num_microbatches):
+            loss = _loss(model(x), x) / num_microbatches
+            total += loss.detach()
+            loss.backward()
+        return total
 
     return step
 
 
+def _timed(step: Callable[[], object], num_ranks: int) -> Callable[[], list[float]]:
+    def timed() -> list[float]:
+        if num_ranks > 1:
+            dist.barrier()
+        begin, begin_cpu = time.perf_counter(), time.thread_time()
+        step()
+        return [time.perf_counter() - begin, time.thread_time() - begin_cpu]
+
+    return timed
+
+
 def _step_lines(seconds: dict[str, Rounds]) -> Iterator[tuple[str, str]]:
-    for name in SCHEDULES:
-        few, many = (seconds[f"{name} {m}"] * 1e6 for m in (FEW, MANY))
-        of_microbatch = (many - few) / (MANY - FEW)
-        wall, own = (of_microbatch / NUM_OPS[name]).T
-        fixed = (few - FEW * of_microbatch)[:, 0]
-        yield f"{name}: an op ({_kinds(name)}), wall time", spread(wall).text(1, " us")
+    names = [name for name in KINDS if f"{name} {FEW}" in seconds]
+    few, many = ({name: seconds[f"{name} {m}"] * 1e6 for name in names} for m in (FEW, MANY))
+    of_microbatch = {name: (many[name] - few[name]) / (MANY - FEW) for name in names}
+    for name in names:
+        wall, own = (of_microbatch[name] / len(KINDS[name].split(", "))).T
+        yield f"{name}: an op (mean of {KINDS[name]}), wall time", spread(wall).text(1, " us")
         yield f"{name}: an op, the rank's own time", spread(own).text(1, " us")
-        yield f"{name}: the rest of a step, wall time", spread(fixed).text(0, " us")
-
-
-def _kinds(name: str) -> str:
-    return "mean of F, B, W" if NUM_OPS[name] == 3 else "mean of F, BW"
+    for name in names:
+        if name != BARE:
+            rest = few[name] - FEW * of_microbatch[name]
+            yield f"{name}: the rest of a step, own time", spread(rest[:, 1]).text(0, " us")
+        if name != BARE and BARE in names:
+            ratio = of_microbatch[name][:, 1] / of_microbatch[BARE][:, 1]
+            yield f"{name} / {BARE}, own time of a microbatch", spread(ratio).text(2)
 
 
 def measure_linears() -> dict[str, Rounds]:
