@@ -78,14 +78,18 @@ class PipelineOptimizer:
 
     def _square_over_ranks(self, parameters: list[nn.Parameter]) -> Tensor:
         """Sum the squared norms down the ranks, and share the result; float64, on the CPU."""
+        # All ranks compute their squares at once; only the sum runs down the ranks.
+        squares = [
+            _square(parameter.grad)
+            for parameter in parameters
+            if parameter not in self._tied.repeated and parameter.grad is not None
+        ]
         square = torch.zeros(1, dtype=torch.float64)
         transport = self._transport
         if transport.rank > 0:
             transport.receive_control(square, transport.rank - 1)
-        for parameter in parameters:
-            if parameter not in self._tied.repeated:
-                assert parameter.grad is not None
-                square += _square(parameter.grad)
+        for value in squares:
+            square += value
         if transport.rank < transport.num_ranks - 1:
             transport.send_control(square, transport.rank + 1)
             square = torch.zeros(1, dtype=torch.float64)
