@@ -14,7 +14,7 @@ pipe = zb.Pipeline(layers, schedule, nn.functional.cross_entropy)
 opt = pipe.optimizer(torch.optim.AdamW, lr=1e-3, max_grad_norm=1.0)
 
 generator = torch.Generator().manual_seed(0)
-for step in range(100):
+for _ in range(100):
     x = torch.randn(32, 64, generator=generator)
     y = x[:, :10].argmax(dim=1)
     loss = pipe.step(x, y)  # forward and backward of 8 microbatches over 4 ranks
