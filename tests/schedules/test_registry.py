@@ -17,12 +17,14 @@ SIZES = [(1, 1), (1, 3), (2, 1), (2, 2), (3, 3), (3, 7), (4, 8), (5, 4), (8, 16)
 def test_every_registered_schedule_obeys_the_rules(name, num_ranks, num_microbatches):
     try:
         built = build(name, num_ranks, num_microbatches)
-    except ScheduleError as error:
-        assert num_microbatches % num_ranks, f"only a remainder may be refused, not {error}"
-    else:
-        verify(built)
-        assert built.placement == recipe(name).place(num_ranks)
-        assert built.name == name
+    except ScheduleError:
+        built = None
+    if built is None:
+        assert num_microbatches % num_ranks, "only a remainder may be refused"
+        return
+    verify(built)
+    assert built.placement == recipe(name).place(num_ranks)
+    assert built.name == name
 
 
 @pytest.mark.parametrize("name", REGISTRY)
