@@ -127,6 +127,15 @@ def test_a_closed_pipe_is_no_error():
     assert writer.returncode == 0
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_told_in_one_line():
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "zerobubble", "list"]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert ended.returncode == 1
+    assert ended.stderr == "zerobubble list: [Errno 28] No space left on device\n"
+
+
 def test_an_interrupt_is_silent(zerobubble, monkeypatch):
     def interrupt(name):
         raise KeyboardInterrupt

@@ -24,6 +24,8 @@ def parse(kind: type[T], argv: Sequence[str], *, command: str, **options: Any) -
         UsageError: an argument is unknown, missing or wrong.
     """
     prog, complaint = f"zerobubble {command}", io.StringIO()
+    # Without a description tyro would load a parser of docstrings.
+    options.setdefault("description", kind.__doc__)
     options["config"] = (*options.get("config", ()), tyro.conf.FlagCreatePairsOff)
     try:
         with redirect_stderr(complaint):
