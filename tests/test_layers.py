@@ -67,14 +67,10 @@ def test_the_pure_half_does_not_know_torch(path):
     assert "torch" not in {name.split(".")[0] for name in imports(tree)}
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "cli").glob("*.py")), ids=lambda path: path.stem)
-def test_commands_import_what_needs_torch_inside_functions(path):
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    at_the_top = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
-    names = [name.split(".") for node in at_the_top for name in imports(node)]
-    assert all(name[0] != "torch" for name in names)
-    own = {name[1] for name in names if name[0] == "zerobubble"}
-    assert {LAYER_OF[name] for name in own} <= {0, 1, 2, 6}
+def test_commands_import_what_needs_torch_inside_functions():
+    modules = [f"zerobubble.cli.{path.stem}" for path in (ROOT / "cli").glob("[!_]*.py")]
+    code = f"import sys, {', '.join(modules)}; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_simulating_leaves_torch_unimported():
@@ -101,7 +97,7 @@ PURE_NAMES = {
     "simulate",
     "verify",
 }
-TORCH_NAMES = set()
+TORCH_NAMES = {"Pipeline", "PipelineOptimizer"}
 
 
 def test_public_names_are_pinned():

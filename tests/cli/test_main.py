@@ -62,7 +62,7 @@ def test_version(zerobubble):
         ),
         (["--foo"], "zerobubble --foo: unknown command: the commands are compare, list, show, "),
         (["show"], "zerobubble show: missing SCHEDULE (see zerobubble show --help)"),
-        (["list", "x"], "zerobubble list: unexpected argument x (see zerobubble list --help)"),
+        (["list", "x"], "zerobubble list: unexpected argument 'x' (see zerobubble list --help)"),
         (
             ["show", "1f1b", "--foo"],
             "zerobubble show: unrecognized option --foo (see zerobubble show --help)",

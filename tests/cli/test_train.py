@@ -215,4 +215,7 @@ def test_a_configuration_file_that_is_wrong(
 
 def test_an_unknown_option_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     complaint = refusal(capsys, "--stepz", "3")
-    assert complaint == "unrecognized option --stepz: did you mean --steps?"
+    assert (
+        complaint
+        == "unrecognized option --stepz: did you mean --steps? (see zerobubble train --help)"
+    )
