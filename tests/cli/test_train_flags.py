@@ -77,7 +77,8 @@ def test_a_written_configuration_is_a_file_to_start_from(tmp_path):
         ("--config no.toml", "cannot read no.toml: No such file or directory"),
         (
             "--precision fp16",
-            "invalid choice 'fp16' for argument '--precision'. Expected one of ('fp32', 'bf16') SEE",
+            "invalid choice 'fp16' for argument '--precision'. "
+            "Expected one of ('fp32', 'bf16') SEE",
         ),
     ],
 )
