@@ -4,6 +4,7 @@ import io
 import re
 from collections.abc import Sequence
 from contextlib import redirect_stderr
+from itertools import dropwhile, takewhile
 from typing import Any, TypeVar
 
 import tyro
@@ -41,13 +42,17 @@ def parse(kind: type[T], argv: Sequence[str], *, command: str, **options: Any) -
 
 
 def one_line(box: str) -> str:
-    """Take the sentence out of the box in which tyro reports a mistake.
+    """Take the sentence out of the box, drawn or plain, in which tyro reports a mistake.
 
     >>> one_line("╭─ Value error ───╮\\n│ Error parsing -p: │\\n│ bad. │\\n│ ────── │\\n│ Help │")
     'error parsing -p: bad'
     """
     lines = [line.strip("│ ") for line in box.splitlines()[1:]]
-    end = next((i for i, line in enumerate(lines) if line.startswith(("─", "╰"))), len(lines))
-    sentence = " ".join(filter(None, lines[:end])).rstrip(".")
+    inside = dropwhile(_is_rule, filter(None, lines))
+    sentence = " ".join(takewhile(lambda line: not _is_rule(line), inside)).rstrip(".")
     sentence = re.sub(r"^Missing from [^:]*: (\S+).*", r"missing \1", sentence)
     return sentence[:1].lower() + sentence[1:]
+
+
+def _is_rule(line: str) -> bool:
+    return not line.strip("─-╰╯")

@@ -85,8 +85,9 @@ class _Canvas:
     def cells_per_unit(self) -> int:
         """Columns of the unit: what the labels need, or less to fit the width."""
         needs = np.array([len(self.label(op)) + 1 for rank in self.ranks for op in self.ops(rank)])
-        units = np.maximum(self.durations / self.unit, 1.0)
-        wanted = math.ceil(float((needs / units).max()) - 1e-9)
+        cells = needs * self.unit / np.maximum(self.durations, self.unit)
+        usual = self.durations >= self.unit
+        wanted = math.ceil(float(cells.max(initial=0, where=usual)) - 1e-9)
         if self.width is None:
             return max(_FEWEST_CELLS, wanted)
         fitting = (self.room - 1) * self.unit / max(self.timeline.makespan, self.unit)
@@ -115,13 +116,9 @@ class _Canvas:
 
     def row(self, rank: int) -> tuple[str, list[Segment]]:
         """Give the name of a rank and the pieces of its row, cut to the width."""
-        segments, left = [], math.inf if self.width is None else self.room
-        for text, kind in self.segments(rank):
-            if len(text) > left:
-                segments.append((text[: int(left) - 1] + ">", kind))
-                break
-            segments.append((text, kind))
-            left -= len(text)
+        segments = list(self.segments(rank))
+        if self.width is not None and sum(len(text) for text, _ in segments) > self.room:
+            segments = [*_cut(segments, self.room - 1), (">", None)]
         return self.name(rank), segments
 
     def segments(self, rank: int) -> Iterator[Segment]:
@@ -151,6 +148,13 @@ class _Canvas:
             time = (self.room - 1) / self.cells_per_unit * self.unit
             parts.append(f"> cut at {time:.6g} of {makespan:.6g}")
         return ", ".join(parts)
+
+
+def _cut(segments: list[Segment], num_columns: int) -> Iterator[Segment]:
+    """Keep the first columns of a row."""
+    for text, kind in segments:
+        yield text[:num_columns], kind
+        num_columns -= len(text[:num_columns])
 
 
 def _styled(kind: str, turn: int, number: str) -> str:
