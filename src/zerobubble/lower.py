@@ -214,8 +214,9 @@ def _received_late(program: Program) -> Program:
 def prove_no_deadlock(programs: tuple[Program, ...], sends_block: bool = True) -> None:
     """Show that the programs finish even if every send blocks until its receive is posted.
 
-    With ``sends_block`` false, only the release of its buffer does. What one rank executes only ever enables others, so if one interleaving reaches the end, all
-    do: it is enough to run each rank as far as it goes, again and again.
+    With ``sends_block`` false, only the release of its buffer does. What one rank executes only
+    ever enables others, so if one interleaving reaches the end, all do: it is enough to run each
+    rank as far as it goes, again and again.
 
     Raises:
         ScheduleError: some ranks wait for each other; the message names what they wait for.
