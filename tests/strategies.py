@@ -17,12 +17,17 @@ def placements(draw, max_ranks=4, max_stages=6):
 
 @st.composite
 def schedules(draw, max_microbatches=4):
-    """Any valid schedule: ready ops are picked at random until all have run."""
+    """Any valid schedule of a few ranks, stages and microbatches."""
     placement = draw(placements())
     num_microbatches = draw(st.integers(1, max_microbatches))
     random = draw(st.randoms(use_true_random=False))
-    cells = [(s, i) for s in range(placement.num_stages) for i in range(num_microbatches)]
     share_fused = draw(st.sampled_from((0.0, 0.5, 1.0)))
+    return random_schedule(random, placement, num_microbatches, share_fused)
+
+
+def random_schedule(random, placement, num_microbatches, share_fused=0.5) -> Schedule:
+    """Build a valid schedule: ready ops are picked at random until all have run."""
+    cells = [(s, i) for s in range(placement.num_stages) for i in range(num_microbatches)]
     fused = {cell for cell in cells if random.random() < share_fused}
     waiting = {op: needs for cell in cells for op, needs in _ops_of(cell, fused, placement)}
     orders = [[] for _ in range(placement.num_ranks)]
