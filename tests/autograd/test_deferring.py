@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import linear as imported_before
 from torch.utils.checkpoint import checkpoint
 
-from zerobubble.autograd import WeightQueue, deferring
+from zerobubble.autograd import WeightQueue, deferring, ready_to_defer
 from zerobubble.autograd.intercept import SITES
 
 
@@ -29,6 +29,22 @@ def test_sites_are_restored_on_an_exception():
     wrong = torch.ones(1, 4)
     with pytest.raises(RuntimeError), deferring(WeightQueue()), deferring(WeightQueue()):
         nn.Linear(3, 3)(wrong)
+    assert _sites() == before
+
+
+def test_sites_stay_patched_between_blocks_and_what_is_outside_a_block_is_left_alone():
+    before, queue, linear = _sites(), WeightQueue(), nn.Linear(3, 3)
+    with ready_to_defer():
+        patched = _sites()
+        with deferring(queue):
+            y = linear(torch.ones(1, 3))
+            assert _sites() == patched != before
+        assert _sites() == patched
+        linear(torch.ones(1, 3)).sum().backward()
+        assert len(queue) == 0
+        assert torch.equal(linear.bias.grad, torch.ones(3))
+        y.sum().backward()
+        assert len(queue) == 1
     assert _sites() == before
 
 

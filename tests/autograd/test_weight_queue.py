@@ -123,6 +123,19 @@ def test_view_of_the_callers_buffer_may_be_reused_after_b():
     assert torch.equal(linear.bias.grad, torch.full((3,), 4.0))
 
 
+@pytest.mark.parametrize("shape", [(4, 3), (2, 4, 3)])
+def test_output_gradient_that_another_split_op_made_is_not_copied(shape):
+    first, last, addresses = nn.Linear(3, 3), nn.Linear(3, 3), []
+
+    def run(x):
+        h = first(x)
+        h.register_hook(lambda dh: addresses.append(dh.data_ptr()))
+        return last(h).exp()
+
+    queue = _after_b(run, torch.randn(shape))
+    assert [item.dy.data_ptr() for item in queue._items][1:] == addresses
+
+
 def test_expanded_output_gradient_of_the_caller_stays_small():
     linear, queue, dy = nn.Linear(64, 64, bias=False), WeightQueue(), torch.ones(())
     with deferring(queue):

@@ -13,7 +13,7 @@ the :class:`WeightQueue` (W) whenever it suits: the gradients are those of a pla
     queue.py       what waits between B and W, and how it reaches ``.grad``
 """
 
-from zerobubble.autograd.intercept import deferring
+from zerobubble.autograd.intercept import deferring, ready_to_defer
 from zerobubble.autograd.queue import WeightQueue
 
-__all__ = ["WeightQueue", "deferring"]
+__all__ = ["WeightQueue", "deferring", "ready_to_defer"]

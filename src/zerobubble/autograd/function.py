@@ -60,6 +60,10 @@ class _Deferred(torch.autograd.Function):
         return (None if weight is None else split.input_gradient(x, weight, dy)), None, None
 
 
+# Function.apply first looks for tensors left over from functorch transforms, at twice the cost.
+_apply = super(torch.autograd.Function, _Deferred).apply
+
+
 def defer(op: Op, x: Tensor, operands: tuple[Any, ...], split: Split, queue: WeightQueue) -> Tensor:
     """Return ``op(x, *operands)``, operands[0] being the weight, with its backward split in two.
 
@@ -67,5 +71,5 @@ def defer(op: Op, x: Tensor, operands: tuple[Any, ...], split: Split, queue: Wei
     Raises RuntimeError at a double backward.
     """
     call = _Call(op, operands, split, queue)
-    y: Tensor = _Deferred.apply(x, _ANCHOR, call)  # type: ignore[no-untyped-call]
+    y: Tensor = _apply(x, _ANCHOR, call)  # type: ignore[no-untyped-call]
     return y

@@ -35,18 +35,21 @@ class _Matmul:
         right_t = weight if self.transposed else weight.t()
         if _is_column_major(left):
             return right_t.t().mm(dy.t()).t().reshape(x.shape)
-        return dy.mm(right_t).view(x.shape)
+        dx = dy.mm(right_t)
+        # A view would hold on to its base, and the queue would take dx for a shared tensor.
+        return dx if x.dim() == 2 else dx.view(x.shape).data
 
     def __call__(self, x: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
         left, dy_rows = _rows(x), _rows(dy)
         weight, *biases = self.parameters
-        right = weight.t() if self.transposed else weight
-        gradient = _right_gradient(left, dy_rows, _is_column_major(right))
+        # torch.mm gives the gradient of a column-major right operand as its transpose.
+        by_columns = _is_row_major(weight) if self.transposed else _is_column_major(weight)
+        gradient = dy_rows.t().mm(left) if by_columns else left.t().mm(dy_rows)
         # torch.linear adds the bias inside the GEMM, to rows, only for such inputs.
         bias_in_gemm = x.dim() == 2 or (x.dim() == 3 and x.is_contiguous())
         dy_bias = dy_rows if bias_in_gemm else dy
         of_biases = (dy_bias.sum_to_size(bias.shape) for bias in biases)
-        return gradient.t() if self.transposed else gradient, *of_biases
+        return gradient if self.transposed is by_columns else gradient.t(), *of_biases
 
 
 def linear(op: Op, queue: WeightQueue, input: Any, weight: Any, bias: Any = None) -> Any:
@@ -83,12 +86,12 @@ def _rows(x: Tensor) -> Tensor:
     return x if x.dim() == 2 else x.flatten(0, -2)
 
 
-def _right_gradient(left: Tensor, dy: Tensor, column_major: bool) -> Tensor:
-    return dy.t().mm(left).t() if column_major else left.t().mm(dy)
-
-
 def _is_column_major(x: Tensor) -> bool:
     return x.stride() == (1, x.shape[0])
+
+
+def _is_row_major(x: Tensor) -> bool:
+    return x.stride() == (x.shape[1], 1)
 
 
 # embedding

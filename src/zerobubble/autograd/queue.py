@@ -1,7 +1,6 @@
 """What waits between B and W, and how does it reach ``.grad``?"""
 
 from collections import Counter, deque
-from itertools import islice
 from typing import NamedTuple, Protocol
 
 import torch
@@ -84,14 +83,16 @@ class WeightQueue:
         a parameter that is added to the output can own it as its ``.grad``, through a view, and
         adds the next microbatch in place.
         """
-        new = list(islice(self._items, self._num_private, None))
-        held = Counter(t.untyped_storage()._cdata for item in new for t in (item.x, item.dy))
-        for i, item in enumerate(new, start=self._num_private):
-            num_inside = held[item.dy.untyped_storage()._cdata]
-            if _num_users(item.dy) > num_inside and item.dy.numel():
+        new = list(enumerate(self._items))[self._num_private :]
+        self._num_private = len(self._items)
+        shared = [(i, item) for i, item in new if _num_users(item.dy) > 1 and item.dy.numel()]
+        if not shared:
+            return
+        held = Counter(t.untyped_storage()._cdata for _, item in new for t in (item.x, item.dy))
+        for i, item in shared:
+            if _num_users(item.dy) > held[item.dy.untyped_storage()._cdata]:
                 dy = _copy(item.dy)
                 self._items[i] = item._replace(dy=dy, dy_version=dy._version)
-        self._num_private = len(self._items)
 
     @torch.no_grad()
     def run(self) -> None:
@@ -127,12 +128,13 @@ def _add(total: Tensor, new: Tensor) -> Tensor:
 
 def _accumulate(parameter: Parameter, gradient: Tensor) -> None:
     """Do what autograd does at a leaf: cast, add or take over, then call the hooks."""
-    if parameter.grad is None:
+    stored = parameter.grad
+    if stored is None:
         parameter.grad = _as_stored(parameter, gradient)
-    elif parameter.grad.layout is torch.strided:
-        parameter.grad.add_(gradient.to(parameter.grad.dtype))
+    elif stored.layout is torch.strided:
+        stored.add_(gradient if gradient.dtype == stored.dtype else gradient.to(stored.dtype))
     else:
-        parameter.grad = gradient + parameter.grad
+        parameter.grad = gradient + stored
     hooks = parameter._post_accumulate_grad_hooks
     for hook in tuple(hooks.values()) if hooks else ():
         hook(parameter)

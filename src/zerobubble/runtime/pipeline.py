@@ -10,6 +10,7 @@ from zlib import crc32
 import torch
 from torch import Tensor, nn
 
+from zerobubble.autograd import ready_to_defer
 from zerobubble.errors import UsageError
 from zerobubble.ir import Kind, Schedule
 from zerobubble.lower import Action, Program, forward_only, lower
@@ -188,7 +189,9 @@ class Pipeline:
         """
         self._set_training(True)
         self.num_steps += 1
-        return self._run(self._training, x, y, "train")
+        splits = any(stage.splits_backward for stage in self.stages.values())
+        with ready_to_defer() if splits else nullcontext():
+            return self._run(self._training, x, y, "train")
 
     @torch.no_grad()
     def eval(self, x: Any = None, y: Any = None) -> Tensor:
