@@ -122,3 +122,15 @@ def test_the_summary_tells_all_numbers():
         "idle by rank: 0 0 0 0",
         "peak memory by rank: 7 7 7 7",
     ]
+
+
+def test_a_folded_picture_has_every_column_of_the_full_one():
+    timeline = simulate(build("zb-h1", 4, 8), Costs.uniform(4))
+    *full, legend = draw(timeline).splitlines()
+    *folded, same_legend = draw(timeline, width=40, fold=True).splitlines()
+    assert same_legend == legend
+    assert max(map(len, folded)) <= 40
+    name = len("rank 0 ")
+    for rank, row in enumerate(full):
+        pieces = [line[name:].ljust(40 - name) for line in folded[rank::4]]
+        assert "".join(pieces).rstrip() == row[name:]
