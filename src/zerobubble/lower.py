@@ -5,9 +5,13 @@ and in one direction, messages are received in the order in which they are sent,
 transport without tags works too. A receive is posted a bounded number of messages before the op
 that needs it, and a send buffer is dropped as soon as the schedule shows that it has been read:
 the number of live buffers does not depend on the number of microbatches.
+
+While the layouts of the messages are unknown, in the first step for a shape of batch, no receive
+can be posted ahead of its need, and sends must not block until the release of their buffer. The
+programs are proved to finish in both ways.
 """
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -61,7 +65,9 @@ def lower(schedule: Schedule) -> tuple[Program, ...]:
     """Lower a schedule to one program for each rank.
 
     The smallest look-ahead of receives is taken for which no deadlock can occur even if every
-    send blocks until its receive is posted: one message for all common schedules.
+    send blocks until its receive is posted, and the smallest window of sends for which none can
+    occur without look-ahead either: one message, or two where two ranks take turns, and as many
+    times two sends for each rank are enough for all common schedules.
 
     Raises:
         ScheduleError: the ops wait for each other in a circle.
@@ -86,6 +92,7 @@ def lower(schedule: Schedule) -> tuple[Program, ...]:
         )
         try:
             prove_no_deadlock(programs)
+            prove_no_deadlock(tuple(map(_received_late, programs)), sends_block=False)
         except ScheduleError:
             assert ahead < schedule.num_ops, "posting every receive first always works"
             ahead *= 2
@@ -134,7 +141,7 @@ class _Messages:
 
 def _instructions(messages: _Messages, rank: int, ahead: int) -> Iterator[Instruction]:
     """Yield the instructions of one rank: receives, op, releases and then what becomes of it."""
-    window = 2 * messages.schedule.num_ranks
+    window = 2 * messages.schedule.num_ranks * ahead
     receives = [
         _Receives(queue, ahead) for (_, reader), queue in messages.queues.items() if reader == rank
     ]
@@ -186,11 +193,30 @@ class _Receives:
         self.num_posted = max(self.num_posted, min(self.num_wanted, len(self.queue)))
 
 
-def prove_no_deadlock(programs: tuple[Program, ...]) -> None:
+def _received_late(program: Program) -> Program:
+    """Post every receive no earlier than it, or a later one from the same peer, is awaited."""
+    postponed: dict[int, deque[Instruction]] = defaultdict(deque)
+    posted: set[Op] = set()
+    instructions: list[Instruction] = []
+    for instruction in program.instructions:
+        action, op, peer = instruction
+        if action is Action.RECEIVE:
+            postponed[peer].append(instruction)
+            continue
+        while action is Action.AWAIT and op not in posted:
+            receive = postponed[peer].popleft()
+            posted.add(receive.op)
+            instructions.append(receive)
+        instructions.append(instruction)
+    return Program(program.rank, tuple(instructions), 0)
+
+
+def prove_no_deadlock(programs: tuple[Program, ...], sends_block: bool = True) -> None:
     """Show that the programs finish even if every send blocks until its receive is posted.
 
-    What one rank executes only ever enables others, so if one interleaving reaches the end, all
-    do: it is enough to run each rank as far as it goes, again and again.
+    With ``sends_block`` false, only the release of its buffer does. What one rank executes only
+    ever enables others, so if one interleaving reaches the end, all do: it is enough to run each
+    rank as far as it goes, again and again.
 
     Raises:
         ScheduleError: some ranks wait for each other; the message names what they wait for.
@@ -198,7 +224,9 @@ def prove_no_deadlock(programs: tuple[Program, ...]) -> None:
     counters = [0] * len(programs)
     posted: set[Op] = set()
     sent: set[Op] = set()
-    may_pass = {Action.SEND: posted, Action.RELEASE: posted, Action.AWAIT: sent}
+    may_pass = {Action.RELEASE: posted, Action.AWAIT: sent}
+    if sends_block:
+        may_pass[Action.SEND] = posted
     records = {Action.RECEIVE: posted, Action.SEND: sent}
     waiting: dict[tuple[Action, Op], int] = {}
     runnable = list(range(len(programs)))

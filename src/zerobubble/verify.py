@@ -103,7 +103,8 @@ def every_op_once(subject: Subject) -> Iterator[Violation]:
     wanted = {
         Kind.F: counts[Kind.F] == 0,
         Kind.B: split & (counts[Kind.B] == 0),
-        Kind.W: (split & (counts[Kind.W] == 0)) | (backward == 0),
+        Kind.W: split & (counts[Kind.W] == 0),
+        Kind.BW: backward == 0,
     }
     for kind, is_missing in wanted.items():
         for stage, microbatch in np.argwhere(is_missing).tolist():

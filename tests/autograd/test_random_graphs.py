@@ -62,7 +62,7 @@ def _num_uses(nodes):
     return max((uses.count(p) for p in uses), default=0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     nodes=st.lists(NODES, min_size=1, max_size=8),
     num_microbatches=st.integers(1, 4),

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from zerobubble.errors import UsageError
@@ -31,7 +31,6 @@ def folder(tmp_path):
 
 
 @given(length=st.integers(30, 200), sequence=st.integers(1, 20), step=st.integers(0, 99))
-@settings(deadline=None)
 def test_targets_are_the_bytes_that_follow_the_inputs(length, sequence, step):
     text = np.arange(length, dtype=np.uint8)
     data = TextData(text, text + 1, batch_size=4, sequence=sequence)

@@ -29,9 +29,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{command}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
     except BrokenPipeError:
-        # The reader has seen enough. What is still buffered must not fail again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0
+    except OSError as error:
+        print(f"{command}: {error}", file=sys.stderr)
+        _drop_output()
+        return 1
     except KeyboardInterrupt:
         return 130
     return status
@@ -51,6 +54,11 @@ def _run(arguments: Sequence[str]) -> int:
         raise UsageError(f"unknown command: {hint}the commands are {', '.join(_commands())}")
     status: int = import_module(f"{__name__}.{name}").run(rest)
     return status
+
+
+def _drop_output() -> None:
+    """Send what is still buffered nowhere, so that it does not fail again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _commands() -> dict[str, Path]:

@@ -11,12 +11,10 @@ from typing import Annotated, Union
 from tyro.conf import Positional, arg
 from tyro.constructors import PrimitiveConstructorSpec
 
-from zerobubble.errors import UsageError
-
 
 def _count(words: list[str]) -> int:
     if not (words[0].isascii() and words[0].isdecimal()) or int(words[0]) < 1:
-        raise UsageError(f"write a whole number of 1 or more, not {words[0]!r}")
+        raise ValueError(f"write a whole number of 1 or more, not {words[0]!r}")
     return int(words[0])
 
 

@@ -22,7 +22,7 @@ from zerobubble.simulate import simulate
 from zerobubble.verify import verify
 from zerobubble.view.numbers import table
 
-_COLUMNS = ("span", "bubble", "makespan", "bubble of it", "peak memory")
+_COLUMNS = ("span", "bubble", "makespan", "bubble_makespan", "peak_memory")
 
 
 @dataclass(frozen=True)

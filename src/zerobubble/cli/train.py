@@ -1,19 +1,54 @@
 """Train the reference transformer on text through a pipeline."""
 
+import argparse
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import tyro
 
 from zerobubble.cli._arguments import UNIT_COSTS
+from zerobubble.cli._parse import parse
 from zerobubble.cli._resolve import resolve
+from zerobubble.formats.reading import read_text
 from zerobubble.ir import Schedule
 from zerobubble.train.config import TrainConfig
-from zerobubble.train.flags import parse_train_args
+from zerobubble.train.config_file import from_toml
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train the reference transformer on text through a pipeline."""
+
+    config: str = ""
+    """TOML file whose values take the place of the defaults below."""
+    settings: Annotated[TrainConfig, tyro.conf.arg(name="")] = field(default_factory=TrainConfig)
+
+
+def parse_train(argv: Sequence[str]) -> TrainConfig:
+    """Resolve the configuration: flags override the file of ``--config``, which overrides defaults.
+
+    Raises:
+        UsageError: a flag, a value or a key of the file is wrong.
+
+    >>> parse_train(["-p", "4", "--dim", "64", "--heads", "4"]).run.ranks
+    4
+    """
+    # The file comes first, because its values are the defaults with which flags are parsed.
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--config", nargs="?", default="")
+    path = finder.parse_known_args(argv)[0].config
+    settings = from_toml(read_text(path), path) if path else TrainConfig()
+    default = Train(path or "", settings)
+    options = {"default": default, "config": (tyro.conf.OmitArgPrefixes,)}
+    return parse(Train, argv, command="train", **options).settings
 
 
 def run(argv: Sequence[str]) -> int:
     """Start one process for each rank or, inside such a process (``RANK`` is set), train."""
-    config = parse_train_args(argv)
+    config = parse_train(argv)
     run_config = config.run
     schedule, _ = resolve(
         run_config.schedule, run_config.ranks, run_config.microbatches, UNIT_COSTS

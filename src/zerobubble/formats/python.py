@@ -1,6 +1,7 @@
 """How is a schedule found that a user wrote as a function in a Python file?"""
 
 import importlib.util
+import os
 import sys
 import traceback
 from collections.abc import Iterator
@@ -48,7 +49,7 @@ def blame(path: str) -> Iterator[None]:
         raise UsageError(f"{path}, line {error.lineno}: {error.msg}") from error
     except (Exception, SystemExit) as error:
         frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.lineno for frame in frames if frame.filename == path]
+        lines = [frame.lineno for frame in frames if frame.filename == os.path.abspath(path)]
         where = f"{path}, line {lines[-1]}" if lines else path
         raise UsageError(f"{where}: {type(error).__name__}: {error}") from error
 

@@ -151,6 +151,8 @@ class Transport:
         for peer in range(self.num_ranks):
             if peer != root:
                 self.send_control(tensor, peer)
+        # This may be the last message of the run: if the process ended now, it would be lost.
+        self.flush()
         return tensor
 
     def share(self, tensor: Tensor, root: int) -> Tensor:

@@ -45,14 +45,18 @@ def launch(command: Sequence[str], num_ranks: int, threads: int) -> None:
     try:
         elastic_launch(config, command[0])(*command[1:])
     except ChildFailedError as error:
-        raise PipelineError(_describe(*error.get_first_failure())) from None
+        raise PipelineError(_describe(error)) from None
     except SignalException:
         raise KeyboardInterrupt from None
 
 
-def _describe(rank: int, failure: ProcessFailure) -> str:
-    if failure.exitcode < 0:
-        return f"rank {rank} was ended by {signal.Signals(-failure.exitcode).name}"
+def _describe(error: ChildFailedError) -> str:
+    """Name the cause: a rank that was killed cannot report, but those that lost it do."""
+    failures: dict[int, ProcessFailure] = error.failures
+    for rank, failure in failures.items():
+        if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:  # sent by the launcher
+            return f"rank {rank} was ended by {signal.Signals(-failure.exitcode).name}"
+    _, failure = error.get_first_failure()
     reported = failure.error_file_data.get("message", failure.message)
     message = str(reported["message"] if isinstance(reported, dict) else reported)
     return message.removeprefix("PipelineError: ")

@@ -119,4 +119,4 @@ class Report:
             )
             console = self._progress.console
             width = shutil.get_terminal_size((_WIDTH, 0)).columns
-            print(draw(timelines[-1], width, color=console.color_system is not None))
+            print(draw(timelines[-1], width, console.color_system is not None, fold=True))

@@ -23,9 +23,12 @@ _FEWEST_CELLS = 2
 _MOST_STAGES_IN_LEGEND = 4
 
 Segment = tuple[str, Kind | None]
+Row = tuple[str, list[Segment]]
 
 
-def draw(timeline: Timeline, width: int | None = None, color: bool = False) -> str:
+def draw(
+    timeline: Timeline, width: int | None = None, color: bool = False, fold: bool = False
+) -> str:
     """Draw one row for each rank, every op as wide as it is long, then a legend.
 
     An op shows its kind and microbatch where there is room, else its kind, else only a bar. On a
@@ -37,6 +40,7 @@ def draw(timeline: Timeline, width: int | None = None, color: bool = False) -> s
         width: number of columns; the picture is scaled to fit, or cut at a ``>`` where ops would
             become too narrow to tell apart. By default it is as wide as its labels need.
         color: whether to colour the ops with terminal codes.
+        fold: whether to go on below, at full size, where the width ends.
 
     >>> from zerobubble import Costs, build, simulate
     >>> print(draw(simulate(build("1f1b", num_ranks=2, num_microbatches=2), Costs.uniform(2))))
@@ -44,10 +48,15 @@ def draw(timeline: Timeline, width: int | None = None, color: bool = False) -> s
     rank 1    |F0|BW0  |F1|BW1  |
     F forward, BW both gradients, . idle
     """
-    canvas = _Canvas(timeline, width)
+    canvas = _Canvas(timeline, None if fold else width)
     rows = [canvas.row(rank) for rank in range(timeline.schedule.num_ranks)]
+    blocks = _folded(rows, width - len(canvas.name(0))) if fold and width else [rows]
     paint = _painted if color else _plain
-    lines = [label + "".join(paint(*part) for part in row) for label, row in rows]
+    lines = [
+        label + "".join(paint(*part) for part in segments)
+        for block in blocks
+        for label, segments in block
+    ]
     return "\n".join(line.rstrip() for line in [*lines, canvas.legend()])
 
 
@@ -85,8 +94,9 @@ class _Canvas:
     def cells_per_unit(self) -> int:
         """Columns of the unit: what the labels need, or less to fit the width."""
         needs = np.array([len(self.label(op)) + 1 for rank in self.ranks for op in self.ops(rank)])
-        units = np.maximum(self.durations / self.unit, 1.0)
-        wanted = math.ceil(float((needs / units).max()) - 1e-9)
+        cells = needs * self.unit / np.maximum(self.durations, self.unit)
+        usual = self.durations >= self.unit
+        wanted = math.ceil(float(cells.max(initial=0, where=usual)) - 1e-9)
         if self.width is None:
             return max(_FEWEST_CELLS, wanted)
         fitting = (self.room - 1) * self.unit / max(self.timeline.makespan, self.unit)
@@ -113,15 +123,11 @@ class _Canvas:
     def column(self, time: float) -> int:
         return math.floor((time - self.origin) / self.unit * self.cells_per_unit + 0.5)
 
-    def row(self, rank: int) -> tuple[str, list[Segment]]:
+    def row(self, rank: int) -> Row:
         """Give the name of a rank and the pieces of its row, cut to the width."""
-        segments, left = [], math.inf if self.width is None else self.room
-        for text, kind in self.segments(rank):
-            if len(text) > left:
-                segments.append((text[: int(left) - 1] + ">", kind))
-                break
-            segments.append((text, kind))
-            left -= len(text)
+        segments = list(self.segments(rank))
+        if self.width is not None and sum(len(text) for text, _ in segments) > self.room:
+            segments = [*_cut(segments, 0, self.room - 1), (">", None)]
         return self.name(rank), segments
 
     def segments(self, rank: int) -> Iterator[Segment]:
@@ -151,6 +157,24 @@ class _Canvas:
             time = (self.room - 1) / self.cells_per_unit * self.unit
             parts.append(f"> cut at {time:.6g} of {makespan:.6g}")
         return ", ".join(parts)
+
+
+def _cut(segments: list[Segment], first: int, end: int) -> Iterator[Segment]:
+    """Keep the columns of a row from the first up to the end."""
+    position = 0
+    for text, kind in segments:
+        kept = text[max(first - position, 0) : max(end - position, 0)]
+        position += len(text)
+        if kept:
+            yield kept, kind
+
+
+def _folded(rows: list[Row], num_columns: int) -> Iterator[list[Row]]:
+    """Break rows into blocks of so many columns."""
+    longest = max(sum(len(text) for text, _ in segments) for _, segments in rows)
+    step = max(num_columns, _FEWEST_CELLS)
+    for first in range(0, longest, step):
+        yield [(label, list(_cut(segments, first, first + step))) for label, segments in rows]
 
 
 def _styled(kind: str, turn: int, number: str) -> str:

@@ -1,0 +1,74 @@
+"""Which schedules and costs do the property tests try? Hypothesis strategies, shared by all."""
+
+import numpy as np
+from hypothesis import strategies as st
+
+from zerobubble.costs import Costs
+from zerobubble.ir import BW, B, F, Op, Placement, Schedule, W
+
+
+@st.composite
+def placements(draw, max_ranks=4, max_stages=6):
+    """Any placement: ranks in any order, holding different numbers of stages."""
+    num_ranks = draw(st.integers(1, max_ranks))
+    extra = draw(st.lists(st.integers(0, num_ranks - 1), max_size=max_stages - num_ranks))
+    return Placement(tuple(draw(st.permutations([*range(num_ranks), *extra]))))
+
+
+@st.composite
+def schedules(draw, max_microbatches=4):
+    """Any valid schedule of a few ranks, stages and microbatches."""
+    placement = draw(placements())
+    num_microbatches = draw(st.integers(1, max_microbatches))
+    random = draw(st.randoms(use_true_random=False))
+    share_fused = draw(st.sampled_from((0.0, 0.5, 1.0)))
+    return random_schedule(random, placement, num_microbatches, share_fused)
+
+
+def random_schedule(random, placement, num_microbatches, share_fused=0.5) -> Schedule:
+    """Build a valid schedule: ready ops are picked at random until all have run."""
+    cells = [(s, i) for s in range(placement.num_stages) for i in range(num_microbatches)]
+    fused = {cell for cell in cells if random.random() < share_fused}
+    waiting = {op: needs for cell in cells for op, needs in _ops_of(cell, fused, placement)}
+    orders = [[] for _ in range(placement.num_ranks)]
+    while waiting:
+        ready = [op for op, needs in waiting.items() if not any(need in waiting for need in needs)]
+        op = random.choice(ready)
+        del waiting[op]
+        orders[placement.stage_to_rank[op.stage]].append(op)
+    return Schedule.from_ops("random", placement, num_microbatches, orders)
+
+
+def _ops_of(cell, fused, placement):
+    """Yield the ops of one stage and microbatch, each with the ops that it must follow."""
+    stage, i = cell
+    backward = {c: (BW if c in fused else B)(*c) for c in [cell, (stage + 1, i), (stage, i - 1)]}
+    weight = {c: BW(*c) if c in fused else W(*c) for c in [cell, (stage, i - 1)]}
+    last = stage == placement.num_stages - 1
+    output = F(*cell) if last else backward[stage + 1, i]
+    before = (F(stage, i - 1), backward[stage, i - 1], weight[stage, i - 1]) if i else ()
+    yield F(*cell), (*before[:1], *([F(stage - 1, i)] if stage else []))
+    yield backward[cell], (F(*cell), output, *before[1:2], *(before[2:] if cell in fused else ()))
+    if cell not in fused:
+        yield W(*cell), (B(*cell), *before[2:])
+
+
+times = st.integers(0, 9).map(lambda n: n / 2)
+
+
+@st.composite
+def costs_for(draw, num_stages):
+    """Any costs: times are multiples of a half, so that sums are exact."""
+    column = st.lists(times, min_size=num_stages, max_size=num_stages)
+    forward, backward, weight, transfer, kept, freed = (np.array(draw(column)) for _ in range(6))
+    return Costs(forward, backward, weight, transfer, kept + freed, kept)
+
+
+def lists_of_ops(schedule: Schedule) -> list[list[Op]]:
+    """Give the orders of all ranks as lists of ops that a test may change."""
+    return [list(schedule.ops(rank)) for rank in range(schedule.num_ranks)]
+
+
+def with_orders(schedule: Schedule, orders: list[list[Op]]) -> Schedule:
+    """Build a schedule with other orders."""
+    return Schedule.from_ops(schedule.name, schedule.placement, schedule.num_microbatches, orders)

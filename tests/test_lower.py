@@ -1,0 +1,216 @@
+"""Do the programs of all ranks run to the end, whatever the pace of each rank?"""
+
+import random
+from collections import defaultdict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.strategies import schedules
+from zerobubble import build
+from zerobubble.errors import ScheduleError
+from zerobubble.graph import producers
+from zerobubble.ir import BW, F, Kind, Schedule, linear
+from zerobubble.lower import (
+    Action,
+    Instruction,
+    Program,
+    forward_only,
+    lower,
+    prove_no_deadlock,
+)
+from zerobubble.schedules import REGISTRY
+
+NAMES = [*REGISTRY, "interleaved:v=3"]
+
+
+class Machine:
+    """Executes programs, picking the next rank at random, and checks every instruction.
+
+    Args:
+        schedule: what was lowered.
+        programs: to execute.
+        sends_block: whether a send waits until its receive is posted, or only its release does.
+        layouts_known: otherwise a receive is posted only when it, or a later one, is awaited.
+    """
+
+    def __init__(self, schedule, programs, *, sends_block, layouts_known=True):
+        self.schedule = schedule
+        self.sends_block, self.layouts_known = sends_block, layouts_known
+        self.rest = [list(program.instructions) for program in programs]
+        self.postponed = defaultdict(list)
+        self.posted, self.sent = defaultdict(list), defaultdict(list)
+        self.arrived, self.handed, self.ran, self.released = set(), set(), set(), set()
+
+    def run(self, seed):
+        pick = random.Random(seed)
+        while ready := [rank for rank in range(len(self.rest)) if self.can_step(rank)]:
+            self.step(pick.choice(ready))
+        assert not any(self.rest), [f"{i}: {r[0]}" for i, r in enumerate(self.rest) if r]
+
+    def can_step(self, rank):
+        if not self.rest[rank]:
+            return False
+        action, op, peer = self.rest[rank][0]
+        if action is Action.AWAIT:
+            self.post_until(op, peer, rank)
+            return op in self.sent[peer, rank]
+        waits = action is Action.RELEASE or (action is Action.SEND and self.sends_block)
+        return not waits or op in self.posted[rank, peer]
+
+    def post_until(self, op, peer, rank):
+        while op not in self.posted[peer, rank]:
+            self.posted[peer, rank].append(self.postponed[peer, rank].pop(0))
+
+    def step(self, rank):
+        action, op, peer = self.rest[rank].pop(0)
+        if action is Action.RECEIVE:
+            waiting = self.posted if self.layouts_known else self.postponed
+            assert op not in waiting[peer, rank], f"{op} is received twice"
+            waiting[peer, rank].append(op)
+        elif action is Action.AWAIT:
+            assert op not in self.arrived
+            self.arrived.add(op)
+        elif action is Action.RUN:
+            self.run_op(rank, op)
+        elif action is Action.HAND_OVER:
+            assert op in self.ran
+            self.handed.add(op)
+        elif action is Action.SEND:
+            assert op in self.ran
+            assert op not in self.sent[rank, peer], f"{op} is sent twice"
+            self.sent[rank, peer].append(op)
+        else:
+            assert op in self.sent[rank, peer]
+            assert op not in self.released, f"{op} is released twice"
+            self.released.add(op)
+
+    def run_op(self, rank, op):
+        assert op not in self.ran
+        need = producers(self.schedule)[self.schedule.code(op)]
+        if need >= 0:
+            source = self.schedule.op(need)
+            if source.stage == op.stage:
+                assert source in self.ran
+            elif self.schedule.placement.stage_to_rank[source.stage] == rank:
+                assert source in self.handed, f"{op} runs before {source} is handed over"
+            else:
+                assert source in self.arrived, f"{op} runs before {source} has arrived"
+        self.ran.add(op)
+
+
+def check(schedule, seed, **how):
+    machine = Machine(schedule, lower(schedule), **how)
+    machine.run(seed)
+    sent = [op for messages in machine.sent.values() for op in messages]
+    assert machine.ran == {op for r in range(schedule.num_ranks) for op in schedule.ops(r)}
+    assert set(sent) == machine.arrived == machine.released
+    assert len(sent) == len(set(sent))
+    for pair, messages in machine.sent.items():
+        assert machine.posted[pair] == messages, "received in another order than sent"
+
+
+seeds = st.integers(0, 10**6)
+
+
+@given(schedules(), seeds)
+def test_every_message_arrives_when_sends_block(schedule, seed):
+    check(schedule, seed, sends_block=True)
+
+
+@given(schedules(), seeds)
+def test_every_message_arrives_when_sends_are_buffered(schedule, seed):
+    check(schedule, seed, sends_block=False)
+
+
+@given(schedules(max_microbatches=12), seeds)
+def test_every_message_arrives_while_layouts_are_unknown(schedule, seed):
+    check(schedule, seed, sends_block=False, layouts_known=False)
+
+
+@given(schedules(), seeds)
+def test_evaluation_arrives_too(schedule, seed):
+    check(forward_only(schedule), seed, sends_block=True)
+    check(forward_only(schedule), seed, sends_block=False, layouts_known=False)
+
+
+@given(schedules())
+def test_forward_only_keeps_the_forwards_in_order(schedule):
+    kept = forward_only(schedule)
+    assert kept.placement == schedule.placement
+    for rank in range(schedule.num_ranks):
+        forwards = [op for op in schedule.ops(rank) if op.kind is Kind.F]
+        assert list(kept.ops(rank)) == forwards
+
+
+def most_live_buffers(program):
+    """Count received messages until their reader has run, and sent ones until their release."""
+    live, most = set(), 0
+    awaited = None
+    for action, op, peer in program.instructions:
+        if action in (Action.RECEIVE, Action.SEND):
+            live.add((op, peer))
+        elif action is Action.AWAIT:
+            awaited = (op, peer)
+        elif action is Action.RUN:
+            live.discard(awaited)
+        elif action is Action.RELEASE:
+            live.remove((op, peer))
+        most = max(most, len(live))
+    assert not live
+    return most
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4, 8])
+@pytest.mark.parametrize("name", NAMES)
+def test_live_buffers_do_not_grow_with_microbatches(name, num_ranks):
+    few, many = (build(name, num_ranks, num_ranks * k) for k in (6, 24))
+    count = [[most_live_buffers(program) for program in lower(s)] for s in (few, many)]
+    assert count[0] == count[1]
+    assert max(count[0]) > 0
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("name", NAMES)
+def test_named_schedules_look_one_message_ahead_or_two(name, num_ranks):
+    schedule = build(name, num_ranks, 2 * num_ranks)
+    programs = lower(schedule)
+    takes_turns = schedule.num_stages > num_ranks == 2
+    assert {program.num_receives_ahead for program in programs} == {2 if takes_turns else 1}
+    assert [program.rank for program in programs] == list(range(num_ranks))
+    check(schedule, seed=0, sends_block=True)
+
+
+def exchange(*, send_first):
+    """Two ranks send to each other; one of them, or both, post the receive after their send."""
+    programs = []
+    for rank, sends_first in enumerate(send_first):
+        mine, theirs = F(rank, 0), F(1 - rank, 0)
+        send = Instruction(Action.SEND, mine, 1 - rank)
+        receive = Instruction(Action.RECEIVE, theirs, 1 - rank)
+        both = [send, receive] if sends_first else [receive, send]
+        await_ = Instruction(Action.AWAIT, theirs, 1 - rank)
+        programs.append(Program(rank, (Instruction(Action.RUN, mine), *both, await_), 0))
+    return tuple(programs)
+
+
+def test_receives_posted_after_blocking_sends_are_refused():
+    with pytest.raises(ScheduleError) as raised:
+        prove_no_deadlock(exchange(send_first=(True, True)))
+    assert str(raised.value) == (
+        "deadlock: rank 0 stops at SEND F0 of stage 0 to rank 1; "
+        "rank 1 stops at SEND F0 of stage 1 to rank 0: post receives earlier"
+    )
+
+
+@pytest.mark.parametrize("send_first", [(True, False), (False, True), (False, False)])
+def test_one_early_receive_breaks_the_circle(send_first):
+    prove_no_deadlock(exchange(send_first=send_first))
+
+
+def test_a_circle_of_ops_cannot_be_lowered():
+    orders = [[BW(0, 0), F(0, 0)], [F(1, 0), BW(1, 0)]]
+    circle = Schedule.from_ops("circle", linear(2), 1, orders)
+    with pytest.raises(ScheduleError, match="rank 0 waits in BW0 of stage 0 for BW0 of stage 1"):
+        lower(circle)
