@@ -13,7 +13,7 @@ install: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(PIP) torch==$$(sed -n 's/^torch==//p' constraints.txt)
-	$(PIP) -e '.[torch,dev]'
+	$(PIP) -e '.[torch,search,dev]'
 	touch $@
 
 train: install  ## Train the reference transformer on two ranks; flags through ARGS="--steps 50"
