@@ -15,6 +15,7 @@ from zerobubble.ir import Kind, Schedule
 from zerobubble.lower import Action, Program, forward_only, lower
 from zerobubble.runtime.boundary import flatten, split_batch
 from zerobubble.runtime.executor import Executor
+from zerobubble.runtime.failure import naming_the_cause
 from zerobubble.runtime.ledger import Ledger
 from zerobubble.runtime.messages import Layouts, Messages
 from zerobubble.runtime.optimizer import PipelineOptimizer, build_inner
@@ -201,7 +202,8 @@ class Pipeline:
 
         Times are in milliseconds. All ranks must call this together.
         """
-        return gather_timelines(self._recorder, self.schedule, self._transport)
+        with naming_the_cause(self.rank, "gathering of timelines"):
+            return gather_timelines(self._recorder, self.schedule, self._transport)
 
     def _set_training(self, mode: bool) -> None:
         for stage in self.stages.values():
@@ -211,7 +213,8 @@ class Pipeline:
     def _run(self, executor: Executor, x: Any, y: Any, purpose: str) -> Tensor:
         last = self.stages.get(self.schedule.num_stages - 1)
         try:
-            self._announce(self._give_batch(x, y), purpose)
+            with naming_the_cause(self.rank, f"start of step {self.num_steps}"):
+                self._announce(self._give_batch(x, y), purpose)
             executor.run(self.num_steps)
             self._messages.layouts.is_complete = True
             loss = torch.zeros((), device=self.device)
@@ -222,7 +225,8 @@ class Pipeline:
             for stage in self.stages.values():
                 stage.reset()
         holder = self.schedule.placement.stage_to_rank[-1]
-        return self._transport.share(loss, holder)
+        with naming_the_cause(self.rank, f"loss of step {self.num_steps}"):
+            return self._transport.share(loss, holder)
 
     def _give_batch(self, x: Any, y: Any) -> int:
         """Hand the microbatches to the first and last stage; return what tells shapes apart."""
