@@ -99,7 +99,8 @@ class PipelineOptimizer:
         factor = float(self.max_grad_norm / (norm + 1e-6))
         if factor < 1:
             self.num_clipped += 1
-            torch._foreach_mul_(gradients, factor)
+            if gradients:
+                torch._foreach_mul_(gradients, factor)
 
 
 def _square(gradient: Tensor) -> Tensor:
