@@ -86,7 +86,9 @@ class Stage:
 
     def _add_loss(self, loss: Any) -> Tensor:
         if not isinstance(loss, Tensor) or loss.numel() != 1:
-            raise UsageError(f"loss_fn must return a tensor with one value, not {loss!r}")
+            is_tensor = isinstance(loss, Tensor)
+            what = f"one of shape {list(loss.shape)}" if is_tensor else f"a {type(loss).__name__}"
+            raise UsageError(f"loss_fn must return a tensor with one value, not {what}")
         scaled: Tensor = loss * self.loss_scale
         self.loss = scaled.detach() if self.loss is None else self.loss + scaled.detach()
         return scaled
