@@ -24,8 +24,10 @@ def pipeline(schedule=None, builders=None, **options):
     return Pipeline(layers, schedule or build("zb-h1", 1, 4), models.loss_fn, **options)
 
 
-@pytest.mark.parametrize("schedule", [*(build(name, 1, 4) for name in NAMES),
-                                      placed(1, "three-stages", 4)], ids=lambda s: s.name)  # fmt: skip
+SCHEDULES = [*(build(name, 1, 4) for name in NAMES), placed(1, "three-stages", 4)]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule.name)
 def test_one_rank_needs_no_launcher(schedule):
     pipe = pipeline(schedule)
     model = nn.Sequential(*models.built(models.transformer()))
