@@ -67,6 +67,16 @@ def test_every_microbatch_meets_its_own_target():
     assert seen == [(0, 0), (1, 10), (2, 20)]
 
 
+@pytest.mark.parametrize("m", [3, 5, 7])
+def test_the_loss_is_divided_as_in_a_plain_script(m):
+    """Multiplying by 1/m would round differently for about a third of all losses."""
+    pipe = Pipeline([nn.Identity()], build("1f1b", 1, m), lambda output, target: output.mean())
+    for seed in range(20):
+        x = torch.rand(m, generator=torch.Generator().manual_seed(seed))
+        expected = sum(part.mean() / m for part in x.chunk(m))
+        assert float(pipe.step(x, x)) == float(expected)
+
+
 def test_the_loss_is_the_mean_over_microbatches():
     schedule = build("1f1b", 1, 3)
     pipe = Pipeline([nn.Identity()], schedule, lambda output, target: (output * target).mean())

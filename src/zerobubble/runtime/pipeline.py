@@ -118,7 +118,7 @@ class Pipeline:
             build_stage(layers, self.layers_of_stage[number], seed, self.device),
             splits_backward=bool(((kinds == Kind.W) & (stages == number)).any()),
             loss_fn=loss_fn if number == self.schedule.num_stages - 1 else None,
-            loss_scale=1 / self.schedule.num_microbatches,
+            num_parts=self.schedule.num_microbatches,
             autocast=context,
         )
 
