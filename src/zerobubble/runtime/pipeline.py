@@ -187,15 +187,24 @@ class Pipeline:
             UsageError: the batch cannot be split into the schedule's number of microbatches.
             PipelineError: an op failed on this or another rank; no further step is possible.
         """
-        self._set_training(True)
         self.num_steps += 1
         return self._run(self._training, x, y, "train")
 
     @torch.no_grad()
     def eval(self, x: Any = None, y: Any = None) -> Tensor:
-        """Compute the mean loss of one batch without gradients; arguments as for ``step``."""
-        self._set_training(False)
-        return self._run(self._evaluation, x, y, "eval")
+        """Compute the mean loss of one batch without gradients; arguments as for ``step``.
+
+        All modules are in evaluation mode meanwhile, and in their own modes again afterwards.
+        """
+        modules = [module for stage in self.stages.values() for module in stage.module.modules()]
+        modes = [module.training for module in modules]
+        try:
+            for module in modules:
+                module.training = False
+            return self._run(self._evaluation, x, y, "eval")
+        finally:
+            for module, mode in zip(modules, modes, strict=True):
+                module.training = mode
 
     def timelines(self) -> list[Timeline]:
         """Gather the measured timelines of the last steps on rank 0; empty on other ranks.
@@ -204,11 +213,6 @@ class Pipeline:
         """
         with naming_the_cause(self.rank, "gathering of timelines"):
             return gather_timelines(self._recorder, self.schedule, self._transport)
-
-    def _set_training(self, mode: bool) -> None:
-        for stage in self.stages.values():
-            if stage.module.training is not mode:
-                stage.module.train(mode)
 
     def _run(self, executor: Executor, x: Any, y: Any, purpose: str) -> Tensor:
         last = self.stages.get(self.schedule.num_stages - 1)
