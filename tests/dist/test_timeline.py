@@ -1,5 +1,7 @@
 """Is the measured timeline the one that ran: its own schedule, without overlap, causes first?"""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from tests.dist.cases import placed
 from tests.dist.harness import launch, values
 from zerobubble import Pipeline, build
 from zerobubble.graph import producers
+from zerobubble.ir import Kind
 
 SCHEDULES = {
     "zb-h1": build("zb-h1", 3, 6),
@@ -24,11 +27,20 @@ def measure(rank, schedules):
         pipe = Pipeline(
             models.built(models.transformer()), schedule, models.loss_fn, num_recorded_steps=2
         )
+        forwards = {number: note_forwards(stage) for number, stage in pipe.stages.items()}
         for _ in range(NUM_STEPS):
             pipe.step(*models.tokens(2 * schedule.num_microbatches))
         pipe.eval(*models.tokens(2 * schedule.num_microbatches))
-        found[key] = pipe.timelines(), pipe._recorder.steps_ms()
+        found[key] = pipe.timelines(), pipe._recorder.steps_ms(), forwards
     return found
+
+
+def note_forwards(stage):
+    """Note when a stage's layers start and end, on the clock of the host."""
+    noted = []
+    stage.module.register_forward_pre_hook(lambda *_: noted.append(time.perf_counter_ns() / 1e6))
+    stage.module.register_forward_hook(lambda *_: noted.append(time.perf_counter_ns() / 1e6))
+    return noted
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +79,21 @@ def test_every_op_starts_after_the_op_it_needs_has_ended(key, measured):
         codes = np.concatenate(schedule.orders)
         codes = codes[needs[codes] >= 0]
         assert (end[needs[codes]] <= start[codes]).all()
+
+
+@pytest.mark.parametrize("key", SCHEDULES)
+def test_the_layers_run_between_start_and_end_of_their_forward(key, measured):
+    schedule = SCHEDULES[key]
+    m = schedule.num_microbatches
+    for rank, order in enumerate(schedule.orders):
+        _, steps, forwards = measured[rank][key]
+        kinds, stages, _ = schedule.fields(order)
+        for stage, noted in forwards.items():
+            runs = np.array(noted).reshape(NUM_STEPS + 1, m, 2)[1:NUM_STEPS]  # the last is eval
+            for (start, end), run in zip(steps, runs, strict=True):
+                is_forward = (kinds == Kind.F) & (stages == stage)
+                assert (start[is_forward] <= run[:, 0]).all()
+                assert (run[:, 1] <= end[is_forward]).all()
 
 
 @pytest.mark.parametrize("key", SCHEDULES)

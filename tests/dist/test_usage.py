@@ -70,6 +70,21 @@ class Named(nn.Module):
         return x.float(), Named
 
 
+class Counting(nn.Module):
+    """Returns a constant that follows from something else than the batch's shapes."""
+
+    num_calls = 0
+
+    def forward(self, x):
+        self.num_calls += 1
+        return x, self.num_calls
+
+
+class First(nn.Module):
+    def forward(self, value):
+        return value[0]
+
+
 def vector_loss(output, target):
     return (output.flatten(0, 1) - 1).square().mean(-1)
 
@@ -84,6 +99,8 @@ def one_mistake(rank, mistake):
         two_ranks(tied=[("0.weight", "3.out.wait")])
     elif mistake == "unsupported-output":
         layers[1] = Named()
+    elif mistake == "changing-output":
+        layers[1:3] = [Counting(), First()]
     elif mistake == "indivisible":
         x, y = x[:7], y[:7]
     elif mistake == "indivisible-y":
@@ -94,7 +111,8 @@ def one_mistake(rank, mistake):
         y = None
     loss_fn = vector_loss if mistake == "vector-loss" else models.loss_fn
     pipe = two_ranks(layers, loss_fn=loss_fn)
-    pipe.step(x, y)
+    for _ in range(2):
+        pipe.step(x, y)
     return "finished"
 
 
@@ -109,6 +127,13 @@ FIRST_TO_SEE = {
         0,
         "PipelineError",
         "rank 0, F0 of stage 0, step 1: UsageError: the output of stage 0 holds a type: only",
+    ),
+    "changing-output": (
+        0,
+        "PipelineError",
+        "rank 0, F0 of stage 0, step 2: UsageError: the output of stage 0 changed from "
+        "(float32[4, 5, 8] with gradient, 2) to (float32[4, 5, 8] with gradient, 3) although the "
+        "batch has the same shapes",
     ),
     "vector-loss": (
         1,

@@ -69,3 +69,8 @@ def test_a_batch_that_does_not_split_evenly_is_refused_with_its_shape(shape):
         f"the batch x of shape {list(shape)} cannot be split into 3 microbatches: "
         "make its first dimension a multiple of that number"
     )
+
+
+def test_a_layout_is_described_in_one_line():
+    value = {"h": torch.ones(2, 3, requires_grad=True), "ids": (torch.arange(4), None), "k": 0.5}
+    assert str(flatten(value, "x")[1]) == "(float32[2, 3] with gradient, int64[4], None, 0.5)"

@@ -101,6 +101,22 @@ def test_a_failed_step_says_where_and_leaves_nothing_behind():
     assert torch.equal(pipe.step(*models.tokens(8)), expected)
 
 
+def test_evaluation_gives_every_layer_its_own_mode_back():
+    class Modes(nn.Dropout):
+        seen: tuple[bool, ...] = ()
+
+        def forward(self, x):
+            self.seen = (*self.seen, self.training)
+            return super().forward(x)
+
+    layers = [models.embedding(), Modes(), Modes().eval(), models.Head()]
+    pipe = Pipeline(layers, build("1f1b", 1, 1), models.loss_fn)
+    for run in (pipe.step, pipe.eval, pipe.step):
+        run(*models.tokens(1))
+    assert layers[1].seen == (True, False, True)
+    assert layers[2].seen == (False, False, False)
+
+
 def test_timelines_are_kept_for_the_last_steps_only():
     pipe = pipeline(num_recorded_steps=2)
     assert pipe.timelines() == []
