@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.strategies import schedules
+from tests.strategies import random_schedule, schedules
 from zerobubble import build
 from zerobubble.errors import ScheduleError
 from zerobubble.graph import producers
-from zerobubble.ir import BW, F, Kind, Schedule, linear
+from zerobubble.ir import BW, F, Kind, Placement, Schedule, linear
 from zerobubble.lower import (
     Action,
     Instruction,
@@ -45,7 +45,13 @@ class Machine:
 
     def run(self, seed):
         pick = random.Random(seed)
-        while ready := [rank for rank in range(len(self.rest)) if self.can_step(rank)]:
+        ranks = range(len(self.rest))
+        while True:
+            for rank in ranks:
+                self.post_what_is_awaited(rank)
+            ready = [rank for rank in ranks if self.can_step(rank)]
+            if not ready:
+                break
             self.step(pick.choice(ready))
         assert not any(self.rest), [f"{i}: {r[0]}" for i, r in enumerate(self.rest) if r]
 
@@ -54,13 +60,15 @@ class Machine:
             return False
         action, op, peer = self.rest[rank][0]
         if action is Action.AWAIT:
-            self.post_until(op, peer, rank)
             return op in self.sent[peer, rank]
         waits = action is Action.RELEASE or (action is Action.SEND and self.sends_block)
         return not waits or op in self.posted[rank, peer]
 
-    def post_until(self, op, peer, rank):
-        while op not in self.posted[peer, rank]:
+    def post_what_is_awaited(self, rank):
+        if not self.rest[rank]:
+            return
+        action, op, peer = self.rest[rank][0]
+        while action is Action.AWAIT and op not in self.posted[peer, rank]:
             self.posted[peer, rank].append(self.postponed[peer, rank].pop(0))
 
     def step(self, rank):
@@ -126,6 +134,13 @@ def test_every_message_arrives_when_sends_are_buffered(schedule, seed):
 
 @given(schedules(max_microbatches=12), seeds)
 def test_every_message_arrives_while_layouts_are_unknown(schedule, seed):
+    check(schedule, seed, sends_block=False, layouts_known=False)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("stage_to_rank", [(0, 1, 1, 0), (0, 1, 2, 2, 1, 0), (0, 1, 2, 0, 1, 2)])
+def test_many_messages_under_way_arrive_while_layouts_are_unknown(stage_to_rank, seed):
+    schedule = random_schedule(random.Random(seed), Placement(stage_to_rank), 16)
     check(schedule, seed, sends_block=False, layouts_known=False)
 
 

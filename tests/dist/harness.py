@@ -16,7 +16,9 @@ import torch
 import torch.distributed as dist
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "zerobubble.runtime", "zerobubble.schedules"])
+_context.set_forkserver_preload(
+    ["torch._dynamo", "torch._inductor", "zerobubble.runtime", "tests.dist.models", "tests.dist.cases"]
+)
 
 
 @dataclass

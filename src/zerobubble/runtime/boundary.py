@@ -20,6 +20,10 @@ class TensorSpec:
     dtype: torch.dtype
     requires_grad: bool
 
+    def __str__(self) -> str:
+        gradient = " with gradient" if self.requires_grad else ""
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}{gradient}"
+
     def allocate(self, device: torch.device) -> Tensor:
         """Make an uninitialised tensor of this shape and dtype."""
         return torch.empty(self.shape, dtype=self.dtype, device=device)
@@ -46,6 +50,10 @@ class Layout:
     def gradients(self) -> tuple[TensorSpec, ...]:
         """The tensors that need a gradient, in order."""
         return tuple(leaf for leaf in self.tensors if leaf.requires_grad)
+
+    def __str__(self) -> str:
+        """Describe the leaves in one line; the nesting would need several."""
+        return f"({', '.join(map(str, self.leaves))})"
 
     def build(self, tensors: list[Tensor]) -> Any:
         """Put the tensors and constants together again."""

@@ -4,9 +4,12 @@ The rank that fails leaves one line in the store that the processes share, then 
 neighbours notice the broken connection, read the line, and end with it; so do theirs.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch.distributed as dist
 
-from zerobubble.errors import PipelineError
+from zerobubble.errors import PipelineError, UsageError
 from zerobubble.lower import Action, Instruction
 
 _KEY = "zerobubble/failure"
@@ -24,6 +27,25 @@ def describe(error: Exception, rank: int, step: int, instruction: Instruction) -
     cause = f"{where}: {type(error).__name__}: {_one_line(error)}"
     _first_cause(cause)
     return PipelineError(cause)
+
+
+@contextmanager
+def naming_the_cause(rank: int, what: str) -> Iterator[None]:
+    """Name the first cause when a connection breaks between the ops, and leave a user's mistake.
+
+    Raises:
+        PipelineError: another rank has gone.
+    """
+    try:
+        yield
+    except UsageError as error:
+        _first_cause(f"rank {rank}, {what}: UsageError: {_one_line(error)}")
+        raise
+    except PipelineError:
+        raise
+    except RuntimeError as error:
+        cause = _first_cause(f"rank {rank} lost another rank, {what}: {_one_line(error)}")
+        raise PipelineError(f"rank {rank}, {what}: stopped, because of {cause}") from error
 
 
 def _first_cause(cause: str) -> str:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from zerobubble.errors import UsageError
+from zerobubble.runtime.failure import naming_the_cause
 from zerobubble.runtime.tied import TiedParameters
 from zerobubble.runtime.transport import Transport
 
@@ -50,14 +51,15 @@ class PipelineOptimizer:
     @torch.no_grad()
     def step(self) -> None:
         """Clip, check and step on all ranks, then drop the gradients."""
-        self._tied.sum_gradients()
-        gradients = self._gradients()
-        square = self._square_over_ranks(list(gradients.values()))
+        self.num_steps += 1
+        with naming_the_cause(self._transport.rank, f"optimizer step {self.num_steps}"):
+            self._tied.sum_gradients()
+            gradients = self._gradients()
+            square = self._square_over_ranks(list(gradients.values()))
         # The norm is rounded to float32 after the sum in float64, so that the order in which
         # ranks add their parts does not show (paper section 4 needs the same chain).
         norm = square.sqrt().float()
         self.grad_norm = float(norm)
-        self.num_steps += 1
         if not norm.isfinite():
             self.num_skipped += 1
         else:
@@ -101,7 +103,8 @@ class PipelineOptimizer:
         factor = float(self.max_grad_norm / (norm + 1e-6))
         if factor < 1:
             self.num_clipped += 1
-            torch._foreach_mul_(gradients, factor)
+            if gradients:
+                torch._foreach_mul_(gradients, factor)
 
 
 def _square(gradient: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from zerobubble.ir import Kind, Schedule
 from zerobubble.lower import Action, Program, forward_only, lower
 from zerobubble.runtime.boundary import flatten, split_batch
 from zerobubble.runtime.executor import Executor
+from zerobubble.runtime.failure import naming_the_cause
 from zerobubble.runtime.ledger import Ledger
 from zerobubble.runtime.messages import Layouts, Messages
 from zerobubble.runtime.optimizer import PipelineOptimizer, build_inner
@@ -118,7 +119,7 @@ class Pipeline:
             build_stage(layers, self.layers_of_stage[number], seed, self.device),
             splits_backward=bool(((kinds == Kind.W) & (stages == number)).any()),
             loss_fn=loss_fn if number == self.schedule.num_stages - 1 else None,
-            loss_scale=1 / self.schedule.num_microbatches,
+            num_parts=self.schedule.num_microbatches,
             autocast=context,
         )
 
@@ -187,7 +188,6 @@ class Pipeline:
             UsageError: the batch cannot be split into the schedule's number of microbatches.
             PipelineError: an op failed on this or another rank; no further step is possible.
         """
-        self._set_training(True)
         self.num_steps += 1
         splits = any(stage.splits_backward for stage in self.stages.values())
         with ready_to_defer() if splits else nullcontext():
@@ -195,26 +195,33 @@ class Pipeline:
 
     @torch.no_grad()
     def eval(self, x: Any = None, y: Any = None) -> Tensor:
-        """Compute the mean loss of one batch without gradients; arguments as for ``step``."""
-        self._set_training(False)
-        return self._run(self._evaluation, x, y, "eval")
+        """Compute the mean loss of one batch without gradients; arguments as for ``step``.
+
+        All modules are in evaluation mode meanwhile, and in their own modes again afterwards.
+        """
+        modules = [module for stage in self.stages.values() for module in stage.module.modules()]
+        modes = [module.training for module in modules]
+        try:
+            for module in modules:
+                module.training = False
+            return self._run(self._evaluation, x, y, "eval")
+        finally:
+            for module, mode in zip(modules, modes, strict=True):
+                module.training = mode
 
     def timelines(self) -> list[Timeline]:
         """Gather the measured timelines of the last steps on rank 0; empty on other ranks.
 
         Times are in milliseconds. All ranks must call this together.
         """
-        return gather_timelines(self._recorder, self.schedule, self._transport)
-
-    def _set_training(self, mode: bool) -> None:
-        for stage in self.stages.values():
-            if stage.module.training is not mode:
-                stage.module.train(mode)
+        with naming_the_cause(self.rank, "gathering of timelines"):
+            return gather_timelines(self._recorder, self.schedule, self._transport)
 
     def _run(self, executor: Executor, x: Any, y: Any, purpose: str) -> Tensor:
         last = self.stages.get(self.schedule.num_stages - 1)
         try:
-            self._announce(self._give_batch(x, y), purpose)
+            with naming_the_cause(self.rank, f"start of step {self.num_steps}"):
+                self._announce(self._give_batch(x, y), purpose)
             executor.run(self.num_steps)
             self._messages.layouts.is_complete = True
             loss = torch.zeros((), device=self.device)
@@ -225,7 +232,8 @@ class Pipeline:
             for stage in self.stages.values():
                 stage.reset()
         holder = self.schedule.placement.stage_to_rank[-1]
-        return self._transport.share(loss, holder)
+        with naming_the_cause(self.rank, f"loss of step {self.num_steps}"):
+            return self._transport.share(loss, holder)
 
     def _give_batch(self, x: Any, y: Any) -> int:
         """Hand the microbatches to the first and last stage; return what tells shapes apart."""

@@ -27,7 +27,7 @@ class Stage:
         module: its layers.
         splits_backward: whether W runs apart from B, so that weight gradients are deferred.
         loss_fn: on the last stage, maps output and target of a microbatch to a scalar.
-        loss_scale: factor on every microbatch's loss, 1/m for the mean over m microbatches.
+        num_parts: into how many microbatches the batch is split; each one's loss is divided by it.
         autocast: gives the context of the forward, for mixed precision.
     """
 
@@ -38,14 +38,14 @@ class Stage:
         *,
         splits_backward: bool,
         loss_fn: LossFunction | None = None,
-        loss_scale: float = 1.0,
+        num_parts: int = 1,
         autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
         self.number = number
         self.module = module
         self.splits_backward = splits_backward
         self.loss_fn = loss_fn
-        self.loss_scale = loss_scale
+        self.num_parts = num_parts
         self.autocast = autocast
         self.targets: list[Any] = []
         self.loss: Tensor | None = None
@@ -86,10 +86,13 @@ class Stage:
 
     def _add_loss(self, loss: Any) -> Tensor:
         if not isinstance(loss, Tensor) or loss.numel() != 1:
-            raise UsageError(f"loss_fn must return a tensor with one value, not {loss!r}")
-        scaled: Tensor = loss * self.loss_scale
-        self.loss = scaled.detach() if self.loss is None else self.loss + scaled.detach()
-        return scaled
+            is_tensor = isinstance(loss, Tensor)
+            what = f"one of shape {list(loss.shape)}" if is_tensor else f"a {type(loss).__name__}"
+            raise UsageError(f"loss_fn must return a tensor with one value, not {what}")
+        # Not times 1/m: a plain script divides, and that rounds in another way.
+        part: Tensor = loss / self.num_parts
+        self.loss = part.detach() if self.loss is None else self.loss + part.detach()
+        return part
 
     def take_output(self, microbatch: int) -> tuple[list[Tensor], Layout]:
         """Hand out the output of F, once, for the stage after."""

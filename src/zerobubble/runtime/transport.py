@@ -53,20 +53,21 @@ class Transport:
         self.rank = 0
         self._outbox: list[tuple[Work, Tensor]] = []
         limit = timedelta(seconds=timeout)
-        if num_ranks > 1:
-            _join(device, limit)
-        if dist.is_initialized():
-            self.rank = dist.get_rank()
-            if dist.get_world_size() != num_ranks:
-                raise UsageError(
-                    f"the schedule is for {num_ranks} ranks, but {dist.get_world_size()} processes "
-                    "run: start as many processes as ranks"
-                )
-        elif num_ranks > 1:
+        num_processes = _num_processes()
+        if num_processes != num_ranks and num_processes > 1:
+            raise UsageError(
+                f"the schedule is for {num_ranks} ranks, but {num_processes} processes run: start "
+                "as many processes as ranks"
+            )
+        if num_processes != num_ranks:
             raise UsageError(
                 f"the schedule is for {num_ranks} ranks: start the script with "
                 f"torchrun --nproc-per-node {num_ranks}, or initialise torch.distributed first"
             )
+        if num_ranks > 1:
+            _join(device, limit)
+        if dist.is_initialized():
+            self.rank = dist.get_rank()
         if num_ranks > 1:
             self._control = dist.new_group(backend="gloo", timeout=limit)
             self._data = self._connect(sorted(pairs), limit)
@@ -170,8 +171,15 @@ class Transport:
         self._outbox.clear()
 
 
+def _num_processes() -> int:
+    """Count the processes that torchrun started, or that have joined already."""
+    if dist.is_initialized():
+        return dist.get_world_size()
+    return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
+
+
 def _join(device: torch.device, limit: timedelta) -> None:
     """Join the processes that torchrun started, unless that was done already."""
-    if not dist.is_initialized() and "RANK" in os.environ:
+    if not dist.is_initialized():
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=limit)

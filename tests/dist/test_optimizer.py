@@ -1,0 +1,106 @@
+"""Do all ranks clip, skip and step as one process would?"""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.dist import models
+from tests.dist.harness import launch, values
+from zerobubble import Pipeline, build
+
+NUM_MICROBATCHES = 4
+
+
+def pipeline(num_ranks, **options):
+    schedule = build("zb-h1", num_ranks, NUM_MICROBATCHES)
+    return Pipeline(models.built(models.transformer()), schedule, models.loss_fn, **options)
+
+
+def spoil_and_step(rank, num_ranks, bad_values):
+    """Put a bad value into one gradient of one rank after the other, then step once unspoilt."""
+    pipe = pipeline(num_ranks)
+    opt = pipe.optimizer(torch.optim.AdamW, lr=0.01, max_grad_norm=1.0)
+    before = models.parameters(pipe.named_parameters())
+    states = []
+    for spoilt in range(num_ranks):
+        for bad in bad_values:
+            pipe.step(*models.tokens(8))
+            if rank == spoilt:
+                parameters = [p for _, p in pipe.named_parameters()]
+                parameters[-1].grad.view(-1)[0] = bad
+            opt.step()
+            assert all(p.grad is None for _, p in pipe.named_parameters())
+            unchanged = models.parameters(pipe.named_parameters())
+            models.assert_same_bits(unchanged, before)
+            assert not opt.inner.state, "a skipped step must not reach the optimizer's moments"
+            states.append((opt.num_steps, opt.num_skipped, opt.num_clipped, opt.grad_norm))
+    pipe.step(*models.tokens(8))
+    opt.step()
+    changed = models.parameters(pipe.named_parameters())
+    assert all((changed[name] != before[name]).any() for name in before)
+    return states, (opt.num_steps, opt.num_skipped)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_an_inf_or_nan_on_any_rank_skips_the_step_on_all(num_ranks):
+    bad_values = (float("inf"), float("nan"), float("-inf"))
+    num_bad = num_ranks * len(bad_values)
+    for states, last in values(launch(spoil_and_step, num_ranks, num_ranks, bad_values)):
+        assert [state[:3] for state in states] == [(i, i, 0) for i in range(1, num_bad + 1)]
+        assert not np.isfinite([state[3] for state in states]).any()
+        assert last == (num_bad + 1, num_bad)
+
+
+def clip_once(rank, num_ranks, max_grad_norm, tied):
+    pipe = pipeline(num_ranks, tied=tied)
+    opt = pipe.optimizer(torch.optim.SGD, lr=0.5, max_grad_norm=max_grad_norm)
+    pipe.step(*models.tokens(8))
+    opt.step()
+    return opt.grad_norm, opt.num_clipped, models.parameters(pipe.named_parameters())
+
+
+def clip_plain(rank, max_grad_norm, tied):
+    model = nn.Sequential(*models.built(models.transformer()))
+    if tied:
+        model[-1].out.weight = model[0].weight
+    models.plain_step(model, *models.tokens(8), NUM_MICROBATCHES)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm or float("inf"))
+    torch.optim.SGD(model.parameters(), lr=0.5).step()
+    return float(norm), models.parameters(model.named_parameters(remove_duplicate=False))
+
+
+@pytest.mark.parametrize("tied", [(), (("0.weight", "6.out.weight"),)], ids=["untied", "tied"])
+@pytest.mark.parametrize("max_grad_norm", [0.1, 100.0, None])
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_norm_and_clipped_step_equal_those_of_one_process(num_ranks, max_grad_norm, tied):
+    expected_norm, expected = values(launch(clip_plain, 1, max_grad_norm, tied))[0]
+    of_ranks = values(launch(clip_once, num_ranks, num_ranks, max_grad_norm, tied))
+    assert len({norm for norm, _, _ in of_ranks}) == 1
+    assert of_ranks[0][0] == pytest.approx(expected_norm, rel=1e-6)
+    assert {clipped for _, clipped, _ in of_ranks} == {int(max_grad_norm == 0.1)}
+    actual = models.merged([part for _, _, part in of_ranks])
+    assert actual.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(actual[name], value, rtol=1e-5, atol=1e-7, err_msg=name)
+    if tied:
+        assert actual["0.weight"].tobytes() == actual["6.out.weight"].tobytes()
+
+
+def train_with_a_frozen_rank(rank, num_ranks):
+    """Clip while the last rank holds nothing to train."""
+    layers = models.built(models.transformer())
+    layers[-1].requires_grad_(False)
+    schedule = build("zb-h1", num_ranks, NUM_MICROBATCHES)
+    pipe = Pipeline(layers, schedule, models.loss_fn, layers_per_stage=(3, 3, 1))
+    opt = pipe.optimizer(torch.optim.SGD, lr=0.1, max_grad_norm=0.01)
+    pipe.step(*models.tokens(8))
+    opt.step()
+    return opt.num_clipped, opt.grad_norm, len(opt.param_groups)
+
+
+def test_a_rank_with_nothing_to_train_clips_along():
+    found = values(launch(train_with_a_frozen_rank, 3, 3))
+    assert [clipped for clipped, _, _ in found] == [1, 1, 1]
+    assert found[0][1] == found[1][1] == found[2][1] > 0.01
+    assert [num_groups for _, _, num_groups in found] == [1, 1, 0]

@@ -1,0 +1,176 @@
+"""Is a user's mistake answered by one clear line on the rank that sees it?"""
+
+import pytest
+import torch
+from torch import nn
+
+from tests.dist import models
+from tests.dist.harness import attempt, launch, values
+from zerobubble import Pipeline, build
+
+
+def two_ranks(layers=None, schedule=None, loss_fn=models.loss_fn, **options):
+    layers = layers or models.built(models.transformer(4))
+    return Pipeline(layers, schedule or build("1f1b", 2, 2), loss_fn, **options)
+
+
+def build_wrong_pipelines(rank, world_size):
+    """Attempt mistakes that every rank sees before anything is sent."""
+    head = nn.Linear(8, 8)
+    shared = [head, nn.Linear(8, 8), head]
+    return {
+        "stages": attempt(two_ranks, models.transformer(3), build("interleaved", 2, 2)),
+        "world": attempt(two_ranks, schedule=build("1f1b", 3, 2)),
+        "device": attempt(two_ranks, device="cuda"),
+        "unknown-device": attempt(two_ranks, device="abacus"),
+        "shared": attempt(two_ranks, shared),
+        "counts": attempt(two_ranks, layers_per_stage=(3, 2)),
+        "tied-one": attempt(two_ranks, tied=[("0.weight",)]),
+        "tied-layer": attempt(two_ranks, tied=[("0.weight", "9.weight")]),
+        "tied-form": attempt(two_ranks, tied=[("weight", "0.weight")]),
+    }
+
+
+EXPECTED = {
+    "stages": "4 stages need at least as many layers, but there are 3: use fewer ranks or stages,",
+    "world": "the schedule is for 3 ranks, but 2 processes run: start as many processes as ranks",
+    "device": "device cuda: no CUDA device is available here",
+    "unknown-device": "device 'abacus' is unknown: use cpu, cuda or cuda:0",
+    "shared": "layers 0 and 2 share a parameter but are on ranks 0 and 1: give each its own and "
+    "pass tied=[('0.weight', '2.weight')]",
+    "counts": "layers per stage [3, 2] must be 2 positive numbers that add up to 4",
+    "tied-one": "tied parameters ['0.weight']: name at least two",
+    "tied-layer": "tied parameter '9.weight': write layer number.parameter name",
+    "tied-form": "tied parameter 'weight': write layer number.parameter name",
+}
+
+
+@pytest.fixture(scope="module")
+def mistakes():
+    return values(launch(build_wrong_pipelines, 2, 2))
+
+
+@pytest.mark.parametrize("mistake", EXPECTED)
+def test_a_mistake_is_named_on_every_rank(mistake, mistakes):
+    for of_rank in mistakes:
+        name, message = of_rank[mistake]
+        assert name == "UsageError", message
+        assert message.startswith(EXPECTED[mistake])
+        assert "\n" not in message
+
+
+def not_a_module():
+    return "a string"
+
+
+class Named(nn.Module):
+    """Returns a value that cannot travel."""
+
+    def forward(self, x):
+        return x.float(), Named
+
+
+class Counting(nn.Module):
+    """Returns a constant that follows from something else than the batch's shapes."""
+
+    num_calls = 0
+
+    def forward(self, x):
+        self.num_calls += 1
+        return x, self.num_calls
+
+
+class First(nn.Module):
+    def forward(self, value):
+        return value[0]
+
+
+def vector_loss(output, target):
+    return (output.flatten(0, 1) - 1).square().mean(-1)
+
+
+def one_mistake(rank, mistake):
+    """Make a mistake that one rank sees first; give the batch to all ranks."""
+    layers = models.built(models.transformer(4))
+    x, y = models.tokens(8)
+    if mistake == "not-a-module":
+        layers[3] = not_a_module
+    elif mistake == "unknown-tied":
+        two_ranks(tied=[("0.weight", "3.out.wait")])
+    elif mistake == "unsupported-output":
+        layers[1] = Named()
+    elif mistake == "changing-output":
+        layers[1:3] = [Counting(), First()]
+    elif mistake == "indivisible":
+        x, y = x[:7], y[:7]
+    elif mistake == "indivisible-y":
+        y = y[:7]
+    elif mistake == "no-x":
+        x = None
+    elif mistake == "no-y":
+        y = None
+    loss_fn = vector_loss if mistake == "vector-loss" else models.loss_fn
+    pipe = two_ranks(layers, loss_fn=loss_fn)
+    for _ in range(2):
+        pipe.step(x, y)
+    return "finished"
+
+
+FIRST_TO_SEE = {
+    "not-a-module": (1, "UsageError", "layer 3 must be a module or a callable without arguments"),
+    "unknown-tied": (1, "UsageError", "tied parameter '3.out.wait' does not exist; layer 3 has ["),
+    "indivisible": (0, "UsageError", "the batch x of shape [7, 5] cannot be split into 2 micro"),
+    "indivisible-y": (1, "UsageError", "the target y of shape [7, 5] cannot be split into 2 micro"),
+    "no-x": (0, "UsageError", "rank 0 holds stage 0 and needs x"),
+    "no-y": (1, "UsageError", "rank 1 holds stage 1 and needs y"),
+    "unsupported-output": (
+        0,
+        "PipelineError",
+        "rank 0, F0 of stage 0, step 1: UsageError: the output of stage 0 holds a type: only",
+    ),
+    "changing-output": (
+        0,
+        "PipelineError",
+        "rank 0, F0 of stage 0, step 2: UsageError: the output of stage 0 changed from "
+        "(float32[4, 5, 8] with gradient, 2) to (float32[4, 5, 8] with gradient, 3) although the "
+        "batch has the same shapes",
+    ),
+    "vector-loss": (
+        1,
+        "PipelineError",
+        "rank 1, F0 of stage 1, step 1: UsageError: loss_fn must return a tensor with one value, "
+        "not one of shape [20]",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", FIRST_TO_SEE)
+def test_a_mistake_is_named_by_the_rank_that_sees_it_and_stops_the_other(mistake):
+    outcomes = launch(one_mistake, 2, mistake, timeout=40)
+    rank, error, message = FIRST_TO_SEE[mistake]
+    assert outcomes[rank].error is not None
+    assert outcomes[rank].error[0] == error, outcomes[rank].traceback
+    assert outcomes[rank].error[1].startswith(message)
+    assert "\n" not in outcomes[rank].error[1]
+    assert not any(outcome.timed_out for outcome in outcomes)
+    assert [outcome.exit_code for outcome in outcomes] == [1, 1]
+
+
+def build_alone(rank, num_ranks):
+    two_ranks(schedule=build("1f1b", num_ranks, 2))
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_two_processes_refuse_a_schedule_for_another_number(num_ranks):
+    message = f"the schedule is for {num_ranks} ranks, but 2 processes run: start as many"
+    for outcome in launch(build_alone, 2, num_ranks, timeout=30):
+        assert outcome.error is not None
+        assert outcome.error[0] == "UsageError"
+        assert outcome.error[1].startswith(message)
+
+
+@pytest.mark.parametrize("max_grad_norm", [0, -1.0, float("nan")])
+def test_a_norm_limit_must_be_positive(max_grad_norm):
+    pipe = Pipeline([nn.Linear(2, 2)], build("1f1b", 1, 1), nn.functional.mse_loss)
+    with pytest.raises(ValueError, match=f"max_grad_norm must be positive, not {max_grad_norm}"):
+        pipe.optimizer(torch.optim.SGD, max_grad_norm=max_grad_norm)

@@ -1,0 +1,76 @@
+"""Do values survive the way over a stage boundary, and do batches split evenly?"""
+
+import pytest
+import torch
+
+from zerobubble.errors import UsageError
+from zerobubble.runtime.boundary import Layout, TensorSpec, flatten, split_batch
+
+CONSTANTS = (None, True, 3, 0.5, "text")
+
+
+def test_tensors_and_constants_are_put_back_in_their_places():
+    first, second = torch.ones(2), torch.zeros(3, dtype=torch.int64)
+    value = {"a": (first, None, [True, 2]), "b": second, "c": "mode"}
+    tensors, layout = flatten(value, "the value")
+    assert [t is s for t, s in zip(tensors, (first, second), strict=True)] == [True, True]
+    rebuilt = layout.build(tensors)
+    assert rebuilt.keys() == value.keys()
+    assert rebuilt["a"][0] is first
+    assert rebuilt["a"][1:] == (None, [True, 2])
+    assert rebuilt["b"] is second
+    assert rebuilt["c"] == "mode"
+
+
+@pytest.mark.parametrize("constant", CONSTANTS)
+def test_a_constant_needs_no_tensor(constant):
+    tensors, layout = flatten(constant, "the value")
+    assert tensors == []
+    assert layout.tensors == layout.gradients == ()
+    assert layout.build([]) == constant
+
+
+def test_only_tensors_that_need_a_gradient_get_one_back():
+    value = (torch.ones(2, 3, requires_grad=True), torch.ones(4), torch.ones(5, dtype=torch.bool))
+    _, layout = flatten(value, "the value")
+    assert layout.gradients == (TensorSpec((2, 3), torch.float32, True),)
+    assert layout.tensors[2].allocate(torch.device("cpu")).dtype is torch.bool
+
+
+def test_layouts_are_equal_for_equal_shapes_only():
+    def of(*shape, **options) -> Layout:
+        return flatten((torch.ones(shape, **options), 1), "x")[1]
+
+    assert of(2, 3) == of(2, 3)
+    different = [of(3, 2), of(2, 3, dtype=torch.float64), of(2, 3, requires_grad=True)]
+    assert of(2, 3) not in different
+
+
+@pytest.mark.parametrize("value", [object(), (torch.ones(1), {1, 2}), [1j]])
+def test_anything_else_is_refused_by_its_type(value):
+    with pytest.raises(UsageError, match=r"the output holds a (object|set|complex): only tensors"):
+        flatten(value, "the output")
+
+
+def test_every_tensor_of_a_batch_is_split_in_order():
+    x, labels = torch.arange(12).view(6, 2), torch.arange(6)
+    parts = split_batch({"x": x, "labels": (labels, None), "flag": True}, 3, "the batch")
+    assert len(parts) == 3
+    assert all(part["flag"] is True and part["labels"][1] is None for part in parts)
+    assert torch.equal(torch.cat([part["x"] for part in parts]), x)
+    assert [part["labels"][0].tolist() for part in parts] == [[0, 1], [2, 3], [4, 5]]
+
+
+@pytest.mark.parametrize("shape", [(), (0, 2), (5, 2), (2,)])
+def test_a_batch_that_does_not_split_evenly_is_refused_with_its_shape(shape):
+    with pytest.raises(UsageError) as raised:
+        split_batch((torch.ones(3, 1), torch.ones(shape)), 3, "the batch x")
+    assert str(raised.value) == (
+        f"the batch x of shape {list(shape)} cannot be split into 3 microbatches: "
+        "make its first dimension a multiple of that number"
+    )
+
+
+def test_a_layout_is_described_in_one_line():
+    value = {"h": torch.ones(2, 3, requires_grad=True), "ids": (torch.arange(4), None), "k": 0.5}
+    assert str(flatten(value, "x")[1]) == "(float32[2, 3] with gradient, int64[4], None, 0.5)"

@@ -1,0 +1,147 @@
+"""Does one process without torch.distributed do what a plain script does?"""
+
+import pytest
+import torch
+from torch import nn
+
+from tests.dist import models
+from tests.dist.cases import NAMES, placed
+from zerobubble import Pipeline, ScheduleError, UsageError, build
+from zerobubble.errors import PipelineError
+from zerobubble.ir import BW, B, F, Schedule, W, linear
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+def pipeline(schedule=None, builders=None, **options):
+    layers = models.built(builders or models.transformer())
+    return Pipeline(layers, schedule or build("zb-h1", 1, 4), models.loss_fn, **options)
+
+
+SCHEDULES = [*(build(name, 1, 4) for name in NAMES), placed(1, "three-stages", 4)]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule.name)
+def test_one_rank_needs_no_launcher(schedule):
+    pipe = pipeline(schedule)
+    model = nn.Sequential(*models.built(models.transformer()))
+    expected = models.plain_step(model, *models.tokens(8), 4)
+    assert torch.equal(pipe.step(*models.tokens(8)), expected)
+    assert not torch.distributed.is_initialized()
+    models.assert_same_bits(
+        models.gradients(pipe.named_parameters()), models.gradients(model.named_parameters())
+    )
+
+
+def test_more_ranks_without_a_launcher_are_refused_with_the_command():
+    with pytest.raises(UsageError, match="torchrun --nproc-per-node 2, or initialise"):
+        pipeline(build("1f1b", 2, 4))
+
+
+def test_a_schedule_that_breaks_a_rule_is_refused():
+    early = Schedule.from_ops("early", linear(1), 1, [[F(0, 0), W(0, 0), B(0, 0)]])
+    with pytest.raises(ScheduleError, match="early: rank 0: W0 of stage 0 runs before B0"):
+        pipeline(early)
+
+
+def test_every_microbatch_meets_its_own_target():
+    seen = []
+
+    def loss_fn(output, target):
+        seen.append((output.detach()[0, 0].item(), target[0].item()))
+        return output.sum()
+
+    schedule = Schedule.from_ops(
+        "x", linear(1), 3, [[op(0, i) for i in range(3) for op in (F, BW)]]
+    )
+    layer = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(layer.weight)
+    numbers = torch.arange(3.0)
+    Pipeline([layer], schedule, loss_fn).step(numbers.view(3, 1), numbers * 10)
+    assert seen == [(0, 0), (1, 10), (2, 20)]
+
+
+@pytest.mark.parametrize("m", [3, 5, 7])
+def test_the_loss_is_divided_as_in_a_plain_script(m):
+    """Multiplying by 1/m would round differently for about a third of all losses."""
+    pipe = Pipeline([nn.Identity()], build("1f1b", 1, m), lambda output, target: output.mean())
+    for seed in range(20):
+        x = torch.rand(m, generator=torch.Generator().manual_seed(seed))
+        expected = sum(part.mean() / m for part in x.chunk(m))
+        assert float(pipe.step(x, x)) == float(expected)
+
+
+def test_the_loss_is_the_mean_over_microbatches():
+    schedule = build("1f1b", 1, 3)
+    pipe = Pipeline([nn.Identity()], schedule, lambda output, target: (output * target).mean())
+    loss = pipe.step(torch.tensor([1.0, 2.0, 6.0]), torch.ones(3))
+    assert loss.item() == pytest.approx(3.0)
+    assert loss.shape == ()
+
+
+def test_a_failed_step_says_where_and_leaves_nothing_behind():
+    class Picky(nn.Module):
+        def forward(self, x):
+            if x.shape[-1] == 3:
+                raise KeyError("three")
+            return x
+
+    pipe = pipeline(builders=[Picky, *models.transformer()])
+    expected = pipe.step(*models.tokens(8))
+    with pytest.raises(PipelineError) as raised:
+        pipe.step(*models.tokens(8, length=3))
+    assert str(raised.value) == "rank 0, F0 of stage 0, step 2: KeyError: 'three'"
+    assert isinstance(raised.value.__cause__, KeyError)
+    assert torch.equal(pipe.step(*models.tokens(8)), expected)
+
+
+def test_evaluation_gives_every_layer_its_own_mode_back():
+    class Modes(nn.Dropout):
+        seen: tuple[bool, ...] = ()
+
+        def forward(self, x):
+            self.seen = (*self.seen, self.training)
+            return super().forward(x)
+
+    layers = [models.embedding(), Modes(), Modes().eval(), models.Head()]
+    pipe = Pipeline(layers, build("1f1b", 1, 1), models.loss_fn)
+    for run in (pipe.step, pipe.eval, pipe.step):
+        run(*models.tokens(1))
+    assert layers[1].seen == (True, False, True)
+    assert layers[2].seen == (False, False, False)
+
+
+def test_timelines_are_kept_for_the_last_steps_only():
+    pipe = pipeline(num_recorded_steps=2)
+    assert pipe.timelines() == []
+    for expected in (1, 2, 2):
+        pipe.step(*models.tokens(8))
+        assert len(pipe.timelines()) == expected
+
+
+def test_options_beside_a_finished_optimizer_are_refused():
+    pipe = pipeline()
+    finished = torch.optim.SGD([p for _, p in pipe.named_parameters()], lr=0.1)
+    with pytest.raises(UsageError, match=r"options \['lr'\] need an optimizer class"):
+        pipe.optimizer(finished, lr=0.2)
+    with pytest.raises(UsageError, match="validate must be 'sync', not 'never'"):
+        pipe.optimizer(finished, validate="never")
+    assert pipe.optimizer(finished).inner is finished
+
+
+def test_gradients_of_two_steps_add_up_and_go_with_the_optimizer_step():
+    pipe = pipeline()
+    opt = pipe.optimizer(torch.optim.SGD, lr=0.1)
+    pipe.step(*models.tokens(8))
+    once = models.gradients(pipe.named_parameters())
+    pipe.step(*models.tokens(8))
+    twice = models.gradients(pipe.named_parameters())
+    assert all((abs(twice[name] - 2 * once[name]) < 1e-5).all() for name in once)
+    opt.step()
+    assert all(p.grad is None for _, p in pipe.named_parameters())
