@@ -8,6 +8,7 @@ how much work there is and small work stays in Python.
 from collections.abc import Callable
 from functools import cached_property
 from importlib.util import find_spec
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,16 @@ SMALLEST_COMPILED_WORK = 500_000
 
 
 class Hot:
-    """A function over flat arrays and numbers that can be compiled; arrays are filled in place."""
+    """A function over flat arrays, numbers and named tuples of these that can be compiled.
+
+    Arrays are filled in place. Hot functions may call each other.
+    """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.python = function
         self.__doc__ = function.__doc__
 
-    def __call__(self, *arguments: Any, work: int) -> Any:
+    def __call__(self, *arguments: Any, work: int = 0) -> Any:
         """Run it; ``work`` is about the number of steps of its innermost loop."""
         if work >= SMALLEST_COMPILED_WORK and find_spec("numba") is not None:
             return self.compiled(*arguments)
@@ -33,17 +37,40 @@ class Hot:
         """The function compiled by numba; the machine code is kept on disk."""
         import numba
 
-        compiled: Callable[..., Any] = numba.njit(cache=True)(self.python)
+        names = self.python.__globals__
+        called = {
+            name: names[name].compiled
+            for name in self.python.__code__.co_names
+            if isinstance(names.get(name), Hot)
+        }
+        plain = FunctionType(self.python.__code__, names | called, self.python.__name__)
+        plain.__module__, plain.__qualname__ = self.python.__module__, self.python.__qualname__
+        compiled: Callable[..., Any] = numba.njit(cache=True)(plain)
         return compiled
 
     def _run_in_python(self, arguments: tuple[Any, ...]) -> Any:
         """Run it over lists, whose elements Python reaches several times faster."""
-        lists = [x.tolist() if isinstance(x, np.ndarray) else x for x in arguments]
+        lists = [_as_lists(argument) for argument in arguments]
         result = self.python(*lists)
         for argument, values in zip(arguments, lists, strict=True):
-            if isinstance(argument, np.ndarray) and argument.flags.writeable:
-                argument[:] = values
+            _copy_back(argument, values)
         return result
+
+
+def _as_lists(argument: Any) -> Any:
+    if isinstance(argument, np.ndarray):
+        return argument.tolist()
+    if isinstance(argument, tuple):
+        return type(argument)(*map(_as_lists, argument))
+    return argument
+
+
+def _copy_back(argument: Any, values: Any) -> None:
+    if isinstance(argument, np.ndarray) and argument.flags.writeable:
+        argument[:] = values
+    elif isinstance(argument, tuple):
+        for array, changed in zip(argument, values, strict=True):
+            _copy_back(array, changed)
 
 
 def hot(function: Callable[..., Any]) -> Hot:

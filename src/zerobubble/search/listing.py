@@ -1,0 +1,307 @@
+"""Which op does a rank run next? List scheduling under priorities, caps and memory limits.
+
+Time goes forward from event to event. A rank that is free takes, among the ops whose input is
+there, the one with the smallest key; an F only if the admission rule allows it, which is exact for
+microbatches in order: no choice can then lead to a deadlock or above the limit.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from zerobubble.costs import Floats
+from zerobubble.ir import Codes, Kind, Schedule
+from zerobubble.jit import hot
+from zerobubble.search.problem import Instance, Problem
+
+_NEVER = np.inf
+_CLOSE = 1e-9
+_F, _B, _W, _NONE = int(Kind.F), int(Kind.B), int(Kind.W), -1
+
+
+class Preferences(NamedTuple):
+    """What decides between ops that could run.
+
+    The key of an op of microbatch i is that of its stage plus ``i * period``; smaller goes first.
+
+    Attributes:
+        key_f: keys of F by stage.
+        key_b: keys of B.
+        key_w: keys of W.
+        period: what a microbatch adds to a key.
+        caps: how many microbatches of a stage may be between F and B.
+        warm_caps: the same before the rank's first B.
+        patience: a lesser op is put off for a better one that arrives within this share of its
+            time.
+        makes_room: 1 if a W goes first when an F only waits for memory, before its input is there
+            too; 0 if only then.
+        budgets: total idle time that each rank may spend on waiting for better ops; -1 for none.
+    """
+
+    key_f: Floats
+    key_b: Floats
+    key_w: Floats
+    period: float
+    caps: Codes
+    warm_caps: Codes
+    patience: float
+    makes_room: float
+    budgets: Floats
+
+
+class State(NamedTuple):
+    """What has been placed so far; ``orders`` holds the op codes of rank 0, then rank 1, ..."""
+
+    end_f: Floats
+    end_b: Floats
+    num_f: Codes
+    num_b: Codes
+    num_w: Codes
+    free: Floats
+    idle: Floats
+    memory: Floats
+    positions: Codes
+    begun_backward: Codes
+    wake: Floats
+    heap_times: Floats
+    heap_ranks: Codes
+    orders: Codes
+
+
+def list_schedule(problem: Problem, preferences: Preferences, name: str = "search") -> Schedule:
+    """Build the schedule that the preferences lead to.
+
+    Every rank can hold one microbatch through all its stages; that is for the caller to check.
+    """
+    state = _fresh(problem)
+    num_placed = place_all(problem.instance, preferences, state, work=100 * problem.num_ops)
+    assert num_placed == problem.num_ops, "the admission rule excludes deadlocks"
+    ends = 3 * problem.num_microbatches * problem.instance.offsets
+    orders = tuple(state.orders[a:b].copy() for a, b in zip(ends[:-1], ends[1:], strict=True))
+    return Schedule(name, problem.placement, problem.num_microbatches, orders)
+
+
+def _fresh(problem: Problem) -> State:
+    num_stages, num_ranks = problem.placement.num_stages, problem.placement.num_ranks
+    num_pairs = num_stages * problem.num_microbatches
+    counts = [np.zeros(num_stages, np.int64) for _ in range(3)]
+    times = [np.zeros(num_ranks) for _ in range(3)]
+    return State(
+        np.full(num_pairs, _NEVER),
+        np.full(num_pairs, _NEVER),
+        *counts,
+        *times,
+        np.zeros(num_ranks, np.int64),
+        np.zeros(num_ranks, np.int64),
+        np.full(num_ranks, _NEVER),
+        np.zeros(128 * num_ranks + 64),
+        np.zeros(128 * num_ranks + 64, np.int64),
+        np.zeros(problem.num_ops, np.int64),
+    )
+
+
+@hot
+def place_all(problem: Instance, preferences: Preferences, state: State) -> int:
+    """Place ops until none is left; return how many were placed."""
+    size = 0
+    for rank in range(len(state.free)):
+        state.wake[rank] = 0.0
+        size = push(state.heap_times, state.heap_ranks, size, 0.0, rank)
+    num_placed = 0
+    while size > 0:
+        time, rank = state.heap_times[0], state.heap_ranks[0]
+        size = pop(state.heap_times, state.heap_ranks, size)
+        if time != state.wake[rank]:
+            continue
+        state.wake[rank] = _NEVER
+        now = max(time, state.free[rank])
+        kind, stage, again = choose(problem, preferences, state, rank, now)
+        if kind == _NONE:
+            if again < state.wake[rank]:
+                state.wake[rank] = again
+                size = push(state.heap_times, state.heap_ranks, size, again, rank)
+            continue
+        end = place(problem, state, rank, now, kind, stage)
+        num_placed += 1
+        state.wake[rank] = end
+        size = push(state.heap_times, state.heap_ranks, size, end, rank)
+        reader = -1
+        if kind == _F and stage + 1 < len(problem.forward):
+            reader, arrival = problem.holders[stage + 1], end + problem.travel[stage]
+        elif kind == _B and stage > 0:
+            reader, arrival = problem.holders[stage - 1], end + problem.travel[stage - 1]
+        if reader >= 0 and reader != rank:
+            arrival = max(arrival, state.free[reader])
+            if arrival < state.wake[reader]:
+                state.wake[reader] = arrival
+                size = push(state.heap_times, state.heap_ranks, size, arrival, reader)
+    return num_placed
+
+
+@hot
+def choose(
+    problem: Instance, preferences: Preferences, state: State, rank: int, now: float
+) -> tuple[int, int, float]:
+    """Pick the op that a rank starts now, or none and the time at which to look again."""
+    kind, stage, key = _NONE, -1, _NEVER
+    later, better_key, better_time = _NEVER, _NEVER, _NEVER
+    weight_stage, weight_key, blocked_key = -1, _NEVER, _NEVER
+    num_microbatches = problem.num_microbatches
+    last = len(problem.forward) - 1
+    for index in range(problem.offsets[rank], problem.offsets[rank + 1]):
+        s = problem.stages[index]
+        i = state.num_b[s]
+        if i < state.num_f[s]:
+            if s == last:
+                arrival = state.end_f[s * num_microbatches + i]
+            else:
+                arrival = state.end_b[(s + 1) * num_microbatches + i] + problem.travel[s]
+            this_key = preferences.key_b[s] + i * preferences.period
+            if arrival <= now:
+                if this_key < key:
+                    kind, stage, key = _B, s, this_key
+            elif arrival < _NEVER:
+                later = min(later, arrival)
+                if this_key < better_key:
+                    better_key, better_time = this_key, arrival
+        i = state.num_f[s]
+        if i < num_microbatches:
+            arrival = 0.0
+            if s > 0:
+                arrival = state.end_f[(s - 1) * num_microbatches + i] + problem.travel[s - 1]
+            if arrival < _NEVER and may_start(problem, preferences, state, rank, index):
+                this_key = preferences.key_f[s] + i * preferences.period
+                if state.memory[rank] + problem.held[s] > problem.limits[rank] * (1 + _CLOSE):
+                    if arrival <= now + preferences.makes_room * problem.forward[s]:
+                        blocked_key = min(blocked_key, this_key)
+                elif arrival <= now:
+                    if this_key < key:
+                        kind, stage, key = _F, s, this_key
+                else:
+                    later = min(later, arrival)
+                    if this_key < better_key:
+                        better_key, better_time = this_key, arrival
+        i = state.num_w[s]
+        if i < state.num_b[s]:
+            this_key = preferences.key_w[s] + i * preferences.period
+            if this_key < weight_key:
+                weight_stage, weight_key = s, this_key
+    if weight_stage >= 0:
+        # An F that only waits for memory lends its key to the W that makes room for it.
+        weight_key = min(weight_key, blocked_key - _CLOSE)
+        if weight_key < key:
+            kind, stage, key = _W, weight_stage, weight_key
+    if kind == _NONE:
+        return _NONE, -1, later
+    if better_key < key:
+        duration = problem.forward[stage]
+        if kind == _B:
+            duration = problem.backward[stage]
+        elif kind == _W:
+            duration = problem.weight[stage]
+        wait = better_time - now
+        is_patient = wait < preferences.patience * duration
+        can_afford = (
+            state.positions[rank] > 0 and state.idle[rank] + wait <= preferences.budgets[rank]
+        )
+        if wait < duration and (is_patient or can_afford):
+            return _NONE, -1, better_time
+    return kind, stage, 0.0
+
+
+@hot
+def may_start(
+    problem: Instance, preferences: Preferences, state: State, rank: int, index: int
+) -> bool:
+    """Say whether caps and the admission rule let a rank start the next F of one of its stages.
+
+    The rule: for every deeper stage q of the rank with forwards to do, what the shallower stages
+    are ahead of q, and one microbatch through q and all deeper stages, must fit in the limit.
+    """
+    stage = problem.stages[index]
+    cap = preferences.caps[stage]
+    if state.begun_backward[rank] == 0:
+        cap = preferences.warm_caps[stage]
+    if state.num_f[stage] - state.num_b[stage] >= cap:
+        return False
+    first, end = problem.offsets[rank], problem.offsets[rank + 1]
+    for deeper in range(index + 1, end):
+        q = problem.stages[deeper]
+        if state.num_f[q] >= problem.num_microbatches:
+            continue
+        needed = 0.0
+        for other in range(first, end):
+            u = problem.stages[other]
+            if other >= deeper:
+                needed += problem.held[u]
+            else:
+                ahead = state.num_f[u] - state.num_f[q]
+                if other == index:
+                    ahead += 1
+                needed += problem.held[u] * ahead
+        if needed > problem.limits[rank] * (1 + _CLOSE):
+            return False
+    return True
+
+
+@hot
+def place(problem: Instance, state: State, rank: int, now: float, kind: int, stage: int) -> float:
+    """Run an op on a rank from now on; return its end."""
+    num_microbatches, num_stages = problem.num_microbatches, len(problem.forward)
+    if kind == _F:
+        i, end = state.num_f[stage], now + problem.forward[stage]
+        state.num_f[stage] += 1
+        state.memory[rank] += problem.held[stage]
+        state.end_f[stage * num_microbatches + i] = end
+    elif kind == _B:
+        i, end = state.num_b[stage], now + problem.backward[stage]
+        state.num_b[stage] += 1
+        state.memory[rank] -= problem.held[stage] - problem.kept[stage]
+        state.end_b[stage * num_microbatches + i] = end
+        state.begun_backward[rank] = 1
+    else:
+        i, end = state.num_w[stage], now + problem.weight[stage]
+        state.num_w[stage] += 1
+        state.memory[rank] -= problem.kept[stage]
+    position = state.positions[rank]
+    if position > 0:
+        state.idle[rank] += now - state.free[rank]
+    first = 3 * num_microbatches * problem.offsets[rank]
+    state.orders[first + position] = (kind * num_stages + stage) * num_microbatches + i
+    state.positions[rank] = position + 1
+    state.free[rank] = end
+    return end
+
+
+@hot
+def push(times: Floats, ranks: Codes, size: int, time: float, rank: int) -> int:
+    """Add an entry to a binary heap of the given size; return the new size."""
+    hole = size
+    while hole > 0:
+        parent = (hole - 1) // 2
+        if times[parent] <= time:
+            break
+        times[hole], ranks[hole] = times[parent], ranks[parent]
+        hole = parent
+    times[hole], ranks[hole] = time, rank
+    return size + 1
+
+
+@hot
+def pop(times: Floats, ranks: Codes, size: int) -> int:
+    """Take the earliest entry off a binary heap; return the new size."""
+    size -= 1
+    time, rank = times[size], ranks[size]
+    hole = 0
+    while True:
+        child = 2 * hole + 1
+        if child >= size:
+            break
+        if child + 1 < size and times[child + 1] < times[child]:
+            child += 1
+        if times[child] >= time:
+            break
+        times[hole], ranks[hole] = times[child], ranks[child]
+        hole = child
+    times[hole], ranks[hole] = time, rank
+    return size

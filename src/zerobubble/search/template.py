@@ -1,0 +1,207 @@
+"""How is a good rhythm described by a dozen numbers, for any placement and memory?
+
+A template gives each stage a start within a period, first for F, then for B, as if every rank had
+room: hops from stage to stage within a pass over the ranks, gaps where a pass turns into the next.
+List scheduling follows these starts as keys; caps share out the memory in proportion to the time
+between F and B. The numbers do not depend on the number of microbatches, so they can be tuned on a
+small copy of a problem.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+import numpy as np
+
+from zerobubble.costs import Floats
+from zerobubble.ir import Codes, Placement
+from zerobubble.search.listing import Preferences
+from zerobubble.search.portfolio import UNCAPPED
+from zerobubble.search.problem import Problem
+
+_LAST = 1e15
+
+
+@dataclass(frozen=True)
+class Template:
+    """The numbers of a rhythm; times are in units of a third of a stage's share of the period.
+
+    Attributes:
+        hops_f: time from stage to stage for F in each pass, never less than F and the transfer;
+            -1 stands for what together with such a hop fills a stage's share of the period.
+        hops_b: likewise for B, by the pass of the stage that is reached.
+        gaps_f: extra time of F where a pass turns into the next.
+        gap_turn: extra time between the last F and the first B.
+        gaps_b: extra time of B where a pass turns into the one before.
+        scarcity: exponent (where memory is scarce) or share (where it is ample) by which memory
+            scales the caps.
+        extra: what is added to the caps of the first, second, ... stage of each rank.
+        warm_shape: shape of the caps before the first B; 0 for the same caps.
+        warm_extra: what is added to these.
+        patience, makes_room: as in ``Preferences``.
+        budget_share: share of the best idle time so far that a rank may spend; 0 for none.
+        weight_delay: periods after its B at which W gets its turn; 0 for only in waits.
+        forward_bias: added to the keys of F.
+        is_capped: whether there are caps at all.
+    """
+
+    hops_f: tuple[float, ...]
+    hops_b: tuple[float, ...]
+    gaps_f: tuple[float, ...]
+    gap_turn: float
+    gaps_b: tuple[float, ...]
+    scarcity: float = 1.0
+    extra: tuple[float, ...] = ()
+    warm_shape: float = 0.0
+    warm_extra: float = 0.0
+    patience: float = 0.0
+    makes_room: float = 0.0
+    budget_share: float = 0.0
+    weight_delay: float = 0.0
+    forward_bias: float = 0.0
+    is_capped: bool = True
+
+
+def passes(placement: Placement) -> Codes:
+    """Number the passes: a new one begins where a rank would be visited a second time.
+
+    >>> passes(Placement((0, 1, 1, 0))).tolist()
+    [0, 0, 1, 1]
+    """
+    numbers, visited, current = [], set[int](), 0
+    for rank in placement.stage_to_rank:
+        if rank in visited:
+            current, visited = current + 1, set()
+        visited.add(rank)
+        numbers.append(current)
+    return np.array(numbers, dtype=np.int64)
+
+
+def to_preferences(template: Template, problem: Problem, best: float | None = None) -> Preferences:
+    """Turn a template into keys and caps for a problem; ``best`` is what budgets relate to."""
+    key_f, key_b = _keys(template, problem)
+    period = float(problem.loads.max()) / problem.num_microbatches
+    life = (key_b + problem.costs.backward_input - key_f) / period
+    caps = _caps(template, problem, life)
+    budgets = np.full(problem.placement.num_ranks, -1.0)
+    if template.budget_share > 0 and best is not None:
+        load = float(problem.loads.max())
+        budgets = template.budget_share * (best - load) + load - problem.loads
+    key_w = key_b + (template.weight_delay * period if template.weight_delay else _LAST)
+    return Preferences(
+        key_f + template.forward_bias * problem.num_ops * period,
+        key_b,
+        key_w,
+        period,
+        caps,
+        _warm_caps(template, problem, caps),
+        template.patience,
+        template.makes_room,
+        budgets,
+    )
+
+
+def _keys(template: Template, problem: Problem) -> tuple[Floats, Floats]:
+    costs, travel, numbers = problem.costs, problem.instance.travel, passes(problem.placement)
+    last, num_passes = len(numbers) - 1, int(numbers[-1]) + 1
+    unit = float(problem.loads.max()) / problem.num_microbatches / (3 * num_passes)
+    key_f, key_b = np.zeros(last + 1), np.zeros(last + 1)
+    for s in range(1, last + 1):
+        least, number = costs.forward[s - 1] + travel[s - 1], numbers[s]
+        is_turn = number != numbers[s - 1]
+        gap = least + template.gaps_f[number - 1] * unit if is_turn else 0.0
+        key_f[s] = key_f[s - 1] + (gap or _hop(template.hops_f[number], least, unit))
+    key_b[last] = key_f[last] + costs.forward[last] + template.gap_turn * unit
+    for s in range(last - 1, -1, -1):
+        least, number = costs.backward_input[s + 1] + travel[s], numbers[s]
+        is_turn = number != numbers[s + 1]
+        gap = least + template.gaps_b[number] * unit if is_turn else 0.0
+        key_b[s] = key_b[s + 1] + (gap or _hop(template.hops_b[number], least, unit))
+    return key_f, key_b
+
+
+def _hop(hop: float, least: float, unit: float) -> float:
+    return max(least, hop * unit) if hop >= 0 else max(least, 3 * unit - least) * -hop
+
+
+def _caps(template: Template, problem: Problem, life: Floats) -> Codes:
+    """Share out each rank's memory in proportion to the time between F and B of its stages."""
+    caps = np.full(len(life), UNCAPPED)
+    if not template.is_capped:
+        return caps
+    for rank in range(problem.placement.num_ranks):
+        stages = problem.placement.stages_of(rank)
+        wanted = sum(life[s] * problem.costs.activation[s] for s in stages)
+        room = float(problem.limits[rank]) / wanted if wanted > 0 else np.inf
+        if not np.isfinite(room):
+            continue
+        scale = room**template.scarcity
+        if room > 1:
+            scale = room * template.scarcity + 1 - template.scarcity
+        for turn, s in enumerate(stages):
+            extra = template.extra[min(turn, len(template.extra) - 1)] if template.extra else 0.0
+            caps[s] = max(1, int(life[s] * scale + extra + 1e-9))
+    return caps
+
+
+def _warm_caps(template: Template, problem: Problem, caps: Codes) -> Codes:
+    """Shape the caps that hold before a rank's first B, as V-shaped schedules warm up."""
+    placement, warm = problem.placement, caps.copy()
+    if template.warm_shape <= 0 or not template.is_capped:
+        return warm
+    is_v = placement.num_stages == 2 * placement.num_ranks and str(placement) == "v"
+    if not is_v or placement.num_ranks < 2:
+        return np.maximum(1, (caps * template.warm_shape + template.warm_extra).astype(np.int64))
+    for rank in range(placement.num_ranks):
+        shallow, deep = placement.stages_of(rank)
+        held = float(problem.costs.activation[shallow])
+        room = float(problem.limits[rank]) / held if held > 0 else np.inf
+        if not np.isfinite(room):
+            continue
+        depth = (rank / (placement.num_ranks - 1)) ** (1 / template.warm_shape)
+        num_deep = round(1 + (int(room + 1e-9) / 2 - 1) * depth)
+        num_deep = min(num_deep, rank + 1 + int(template.warm_extra))
+        warm[shallow] = max(1, int(room + 1e-9) - num_deep)
+        warm[deep] = max(1, num_deep + int(template.warm_extra))
+    return warm
+
+
+def seeds(num_passes: int) -> Iterator[Template]:
+    """Yield templates to start from: the hops of known schedules, with and without gaps."""
+    turns = num_passes - 1
+    up = [k % 2 == 1 for k in range(num_passes)]
+    for turn, gap, patience, scarcity, flip in product(
+        (0.0, 1.0, 3.0), (0.0, 1.0, 2.0), (0.0, 0.5), (1.0, 0.5), (False, True)
+    ):
+        filling = tuple(-1.0 if going_up is flip else 0.0 for going_up in up)
+        least = tuple(0.0 if going_up is flip else -1.0 for going_up in up)
+        yield Template(
+            filling, least, (0.0,) * turns, turn, (gap,) * turns, scarcity, patience=patience
+        )
+    for hops_f, hops_b in _known_hops(up):
+        for gap, extra, patience in product((0.0, 1.0), (0.0, 1.0), (0.0, 0.5)):
+            gaps = (gap,) * turns
+            more = (extra,) * num_passes
+            yield Template(hops_f, hops_b, gaps, 0.0, gaps, extra=more, patience=patience)
+        none = (0.0,) * turns
+        yield Template(hops_f, hops_b, none, 0.0, none, is_capped=False, patience=0.5)
+        half = (0.5,) * num_passes
+        yield Template(hops_f, hops_b, none, 0.0, none, extra=half, patience=0.5, forward_bias=-1.0)
+
+
+def _known_hops(up: Sequence[bool]) -> Iterator[tuple[tuple[float, ...], tuple[float, ...]]]:
+    even = [(0.0, 0.0), (1.0, 1.0), (1.0, 2.0), (2.0, 1.0), (2.0, 2.0), (1.5, 1.5)]
+    for f, b in even:
+        yield (f,) * len(up), (b,) * len(up)
+    one_up = tuple(1.0 if going_up else 2.0 for going_up in up)
+    two_up = tuple(2.0 if going_up else 1.0 for going_up in up)
+    yield one_up, two_up
+    yield two_up, one_up
+
+
+def with_warm_up(templates: Iterator[Template]) -> Iterator[Template]:
+    """Yield each template, and capped ones also with a V-shaped warm-up."""
+    for template in templates:
+        yield template
+        if template.is_capped:
+            yield replace(template, warm_shape=1.5)
