@@ -1,0 +1,1 @@
+"""Which schedule is the best within a memory limit, and how good can one be at all?"""
