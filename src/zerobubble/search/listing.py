@@ -5,6 +5,7 @@ there, the one with the smallest key; an F only if the admission rule allows it,
 microbatches in order: no choice can then lead to a deadlock or above the limit.
 """
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -12,10 +13,12 @@ import numpy as np
 from zerobubble.costs import Floats
 from zerobubble.ir import Codes, Kind, Schedule
 from zerobubble.jit import hot
-from zerobubble.search.problem import Instance, Problem
+from zerobubble.search.instance import Instance, instance_of
+from zerobubble.search.problem import Problem
 
 _NEVER = np.inf
 _CLOSE = 1e-9
+_USUAL_NUMBER_OF_RUNS = 1000
 _F, _B, _W, _NONE = int(Kind.F), int(Kind.B), int(Kind.W), -1
 
 
@@ -74,29 +77,34 @@ def list_schedule(problem: Problem, preferences: Preferences, name: str = "searc
     Every rank can hold one microbatch through all its stages; that is for the caller to check.
     """
     state = _fresh(problem)
-    num_placed = place_all(problem.instance, preferences, state, work=100 * problem.num_ops)
+    instance = instance_of(problem)
+    # A search places many schedules, so that compiling pays off early.
+    work = _USUAL_NUMBER_OF_RUNS * problem.num_ops
+    num_placed = place_all(instance, preferences, state, work=work)
     assert num_placed == problem.num_ops, "the admission rule excludes deadlocks"
-    ends = 3 * problem.num_microbatches * problem.instance.offsets
-    orders = tuple(state.orders[a:b].copy() for a, b in zip(ends[:-1], ends[1:], strict=True))
+    ends = 3 * problem.num_microbatches * instance.offsets
+    orders = tuple(state.orders[a:b].copy() for a, b in pairwise(ends.tolist()))
     return Schedule(name, problem.placement, problem.num_microbatches, orders)
 
 
 def _fresh(problem: Problem) -> State:
     num_stages, num_ranks = problem.placement.num_stages, problem.placement.num_ranks
-    num_pairs = num_stages * problem.num_microbatches
-    counts = [np.zeros(num_stages, np.int64) for _ in range(3)]
-    times = [np.zeros(num_ranks) for _ in range(3)]
+    num_pairs, heap_size = num_stages * problem.num_microbatches, 128 * num_ranks + 64
     return State(
-        np.full(num_pairs, _NEVER),
-        np.full(num_pairs, _NEVER),
-        *counts,
-        *times,
-        np.zeros(num_ranks, np.int64),
-        np.zeros(num_ranks, np.int64),
-        np.full(num_ranks, _NEVER),
-        np.zeros(128 * num_ranks + 64),
-        np.zeros(128 * num_ranks + 64, np.int64),
-        np.zeros(problem.num_ops, np.int64),
+        end_f=np.full(num_pairs, _NEVER),
+        end_b=np.full(num_pairs, _NEVER),
+        num_f=np.zeros(num_stages, np.int64),
+        num_b=np.zeros(num_stages, np.int64),
+        num_w=np.zeros(num_stages, np.int64),
+        free=np.zeros(num_ranks),
+        idle=np.zeros(num_ranks),
+        memory=np.zeros(num_ranks),
+        positions=np.zeros(num_ranks, np.int64),
+        begun_backward=np.zeros(num_ranks, np.int64),
+        wake=np.full(num_ranks, _NEVER),
+        heap_times=np.zeros(heap_size),
+        heap_ranks=np.zeros(heap_size, np.int64),
+        orders=np.zeros(problem.num_ops, np.int64),
     )
 
 

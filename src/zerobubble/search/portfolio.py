@@ -64,17 +64,18 @@ def families(problem: Problem) -> Iterator[Family]:
     for cap, order in product(("none", "period", "both", "forward"), orders):
         yield Family(order, order - ahead, last, period, caps[cap])
     for cap in ("none", "period"):
-        heads = problem.forward_heads, problem.backward_heads
+        heads = problem.earliest_starts
         yield Family(*heads, last, period, caps[cap])
-        yield Family(*heads, problem.backward_heads + period / 2, period, caps[cap])
+        yield Family(*heads, heads[1] + period / 2, period, caps[cap])
 
 
 def _caps(problem: Problem, period: float) -> dict[str, Codes]:
     """Tabulate how many microbatches of a stage may be in flight, in several ways of counting."""
-    holders, costs = problem.instance.holders, problem.costs
+    holders, costs = np.array(problem.placement.stage_to_rank), problem.costs
     forward = np.bincount(holders, weights=costs.forward)[holders]
     both = np.bincount(holders, weights=costs.forward + costs.backward_input)[holders]
-    trip = problem.backward_heads - problem.forward_heads
+    forward_starts, backward_starts = problem.earliest_starts
+    trip = backward_starts - forward_starts
     rounds = {
         "period": np.full(len(trip), period),
         "both": both,

@@ -93,6 +93,21 @@ class Problem:
         limits = memory_limits(self.limits, self.costs, self.placement)
         object.__setattr__(self, "limits", limits)
 
+    @property
+    def num_ops(self) -> int:
+        """Number of ops of a schedule that splits every backward."""
+        return 3 * self.placement.num_stages * self.num_microbatches
+
+    @cached_property
+    def loads(self) -> Floats:
+        """Time that each rank works in a step."""
+        return np.array([share.load for share in self.shares])
+
+    @cached_property
+    def earliest_starts(self) -> tuple[Floats, Floats]:
+        """When F and B of every stage can start, for a microbatch that is alone."""
+        return _earliest_starts(self.costs, self.placement)
+
     @cached_property
     def shares(self) -> tuple[Share, ...]:
         """What every rank has to do."""
@@ -104,7 +119,7 @@ class Problem:
                 costs.backward_weight,
                 costs.activation,
                 costs.activation_kept,
-                *_earliest_starts(costs, self.placement),
+                *self.earliest_starts,
             ]
         )
         order = np.argsort(self.placement.stage_to_rank, kind="stable")

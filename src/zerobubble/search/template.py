@@ -15,6 +15,7 @@ import numpy as np
 
 from zerobubble.costs import Floats
 from zerobubble.ir import Codes, Placement
+from zerobubble.search.instance import instance_of
 from zerobubble.search.listing import Preferences
 from zerobubble.search.portfolio import UNCAPPED
 from zerobubble.search.problem import Problem
@@ -102,7 +103,8 @@ def to_preferences(template: Template, problem: Problem, best: float | None = No
 
 
 def _keys(template: Template, problem: Problem) -> tuple[Floats, Floats]:
-    costs, travel, numbers = problem.costs, problem.instance.travel, passes(problem.placement)
+    travel, numbers = instance_of(problem).travel, passes(problem.placement)
+    costs = problem.costs
     last, num_passes = len(numbers) - 1, int(numbers[-1]) + 1
     unit = float(problem.loads.max()) / problem.num_microbatches / (3 * num_passes)
     key_f, key_b = np.zeros(last + 1), np.zeros(last + 1)
@@ -132,7 +134,7 @@ def _caps(template: Template, problem: Problem, life: Floats) -> Codes:
     for rank in range(problem.placement.num_ranks):
         stages = problem.placement.stages_of(rank)
         wanted = sum(life[s] * problem.costs.activation[s] for s in stages)
-        room = float(problem.limits[rank]) / wanted if wanted > 0 else np.inf
+        room = float(np.asarray(problem.limits)[rank]) / wanted if wanted > 0 else np.inf
         if not np.isfinite(room):
             continue
         scale = room**template.scarcity
@@ -155,7 +157,7 @@ def _warm_caps(template: Template, problem: Problem, caps: Codes) -> Codes:
     for rank in range(placement.num_ranks):
         shallow, deep = placement.stages_of(rank)
         held = float(problem.costs.activation[shallow])
-        room = float(problem.limits[rank]) / held if held > 0 else np.inf
+        room = float(np.asarray(problem.limits)[rank]) / held if held > 0 else np.inf
         if not np.isfinite(room):
             continue
         depth = (rank / (placement.num_ranks - 1)) ** (1 / template.warm_shape)
