@@ -12,6 +12,8 @@ from zerobubble import Pipeline, build
 from zerobubble.graph import producers
 from zerobubble.ir import Kind
 
+pytestmark = pytest.mark.xdist_group("timeline")  # one worker launches for all
+
 SCHEDULES = {
     "zb-h1": build("zb-h1", 3, 6),
     "interleaved": build("interleaved", 3, 6),
