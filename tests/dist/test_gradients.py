@@ -9,7 +9,6 @@ from tests.dist.harness import launch, values
 from zerobubble import Pipeline, build
 from zerobubble.errors import ScheduleError
 
-pytestmark = pytest.mark.xdist_group("gradients")  # one worker launches for all
 
 MICROBATCHES = (1, 2, 3, 5, 8)
 KEYS = [(p, name, m) for p in (1, 2, 3, 4) for name in NAMES for m in MICROBATCHES]

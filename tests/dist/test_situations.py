@@ -11,7 +11,6 @@ from tests.dist.cases import placed
 from tests.dist.harness import launch, values
 from zerobubble import Pipeline, build
 
-pytestmark = pytest.mark.xdist_group("situations")  # one worker launches for all
 
 WIDTH = models.WIDTH
 M = 4

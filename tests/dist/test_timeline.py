@@ -12,7 +12,6 @@ from zerobubble import Pipeline, build
 from zerobubble.graph import producers
 from zerobubble.ir import Kind
 
-pytestmark = pytest.mark.xdist_group("timeline")  # one worker launches for all
 
 SCHEDULES = {
     "zb-h1": build("zb-h1", 3, 6),

@@ -9,7 +9,6 @@ from tests.dist.cases import NAMES, PLACEMENTS, defined, placed
 from tests.dist.harness import launch, values
 from zerobubble import Pipeline
 
-pytestmark = pytest.mark.xdist_group("training")  # one worker launches for all
 
 NUM_STEPS, NUM_MICROBATCHES, NUM_LAYERS = 5, 12, 9
 TIED = ("0.weight", f"{NUM_LAYERS - 1}.out.weight")

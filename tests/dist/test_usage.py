@@ -8,7 +8,6 @@ from tests.dist import models
 from tests.dist.harness import attempt, launch, values
 from zerobubble import Pipeline, build
 
-pytestmark = pytest.mark.xdist_group("usage")  # one worker launches for all
 
 
 def two_ranks(layers=None, schedule=None, loss_fn=models.loss_fn, **options):
