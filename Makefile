@@ -20,7 +20,7 @@ train: install  ## Train the reference transformer on two ranks; flags through A
 	$(BIN)/zerobubble train $(ARGS)
 
 test: install  ## Run all tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(ARGS)
 
 check: install  ## Look for lint, formatting and type errors
 	$(BIN)/ruff check .

@@ -113,6 +113,28 @@ def test_a_killed_process_stops_all_ranks_which_name_it(num_ranks):
         assert outcomes[rank].exit_code == 1
 
 
+def fail_between(rank, num_ranks):
+    """End one rank after its step, before it can tell its gradient norm."""
+    schedule = build("zb-h1", num_ranks, 4)
+    pipe = Pipeline(models.built(models.transformer(num_ranks)), schedule, models.loss_fn)
+    opt = pipe.optimizer(torch.optim.SGD, lr=0.1)
+    pipe.step(*models.tokens(8))
+    if rank == 1:
+        raise ArithmeticError("user code between the steps")
+    opt.step()
+
+
+def test_a_rank_that_ends_between_step_and_optimizer_stops_the_others():
+    outcomes = launch(fail_between, 3, 3)
+    assert_all_ended_soon(outcomes)
+    assert outcomes[1].error == ("ArithmeticError", "user code between the steps")
+    for rank in (0, 2):
+        error, message = outcomes[rank].error
+        assert error == "PipelineError", outcomes[rank].traceback
+        assert message.startswith(f"rank {rank}, optimizer step 1: stopped, because of rank ")
+        assert "lost another rank, optimizer step 1: " in message
+
+
 def train_with_a_bad_batch(rank, num_ranks):
     """Give the first rank a batch at step 2 that cannot be split."""
     pipe = Pipeline(

@@ -9,6 +9,7 @@ from tests.dist.harness import launch, values
 from zerobubble import Pipeline, build
 from zerobubble.errors import ScheduleError
 
+
 MICROBATCHES = (1, 2, 3, 5, 8)
 KEYS = [(p, name, m) for p in (1, 2, 3, 4) for name in NAMES for m in MICROBATCHES]
 PLACED = [(p, name, m) for p in PLACEMENTS for name in PLACEMENTS[p] for m in (1, 3, 8)]

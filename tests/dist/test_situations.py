@@ -11,6 +11,7 @@ from tests.dist.cases import placed
 from tests.dist.harness import launch, values
 from zerobubble import Pipeline, build
 
+
 WIDTH = models.WIDTH
 M = 4
 

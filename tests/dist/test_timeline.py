@@ -12,6 +12,7 @@ from zerobubble import Pipeline, build
 from zerobubble.graph import producers
 from zerobubble.ir import Kind
 
+
 SCHEDULES = {
     "zb-h1": build("zb-h1", 3, 6),
     "interleaved": build("interleaved", 3, 6),

@@ -9,6 +9,7 @@ from tests.dist.harness import attempt, launch, values
 from zerobubble import Pipeline, build
 
 
+
 def two_ranks(layers=None, schedule=None, loss_fn=models.loss_fn, **options):
     layers = layers or models.built(models.transformer(4))
     return Pipeline(layers, schedule or build("1f1b", 2, 2), loss_fn, **options)
