@@ -144,6 +144,31 @@ def wave(num_ranks: int, v: int) -> Placement:
     return Placement(tuple(r for turn in range(v) for r in (up if turn % 2 else down)))
 
 
+def placement_named(name: str, num_ranks: int) -> Placement:
+    """Find the placement that a name stands for: what ``str`` gives, for so many ranks.
+
+    Raises:
+        UsageError: the name is unknown, or a list of ranks names others than asked for.
+
+    >>> placement_named("v", num_ranks=2) == placement_named("0,1,1,0", num_ranks=2)
+    True
+    """
+    kind, _, count = name.partition(":")
+    shapes = {"looped": looped, "wave": wave}
+    if name in ("linear", "v"):
+        return linear(num_ranks) if name == "linear" else wave(num_ranks, 2)
+    if kind in shapes and count.isdecimal() and int(count) > 0:
+        return shapes[kind](num_ranks, int(count))
+    if all(rank.isdecimal() for rank in name.split(",")):
+        placement = Placement(tuple(map(int, name.split(","))))
+        if placement.num_ranks == num_ranks:
+            return placement
+    raise UsageError(
+        f"placement {name!r} is not known for {num_ranks} ranks: use linear, v, looped:2, wave:4, "
+        "or the rank of each stage as in 0,1,1,0"
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class Schedule:
     """A placement and the order in which every rank runs its ops.

@@ -1,9 +1,14 @@
 """What does a command print about a timeline?"""
 
 import json
+import os
+import shutil
+import sys
 from typing import Any
 
 from zerobubble.simulate import Timeline
+from zerobubble.view.numbers import summarize
+from zerobubble.view.text import draw
 
 
 def row(timeline: Timeline) -> dict[str, Any]:
@@ -26,3 +31,15 @@ def row(timeline: Timeline) -> dict[str, Any]:
 def print_json(value: dict[str, Any]) -> None:
     """Print one JSON object."""
     print(json.dumps(value, indent=2))
+
+
+def print_timeline(timeline: Timeline) -> None:
+    """Print the picture of a timeline and its numbers."""
+    schedule, on_terminal = timeline.schedule, sys.stdout.isatty()
+    print(
+        f"{schedule.name}: {schedule.num_ranks} ranks, {schedule.num_microbatches} microbatches, "
+        f"placement {schedule.placement}"
+    )
+    width = shutil.get_terminal_size().columns if on_terminal else None
+    print(draw(timeline, width, color=on_terminal and "NO_COLOR" not in os.environ))
+    print(summarize(timeline))

@@ -78,6 +78,14 @@ def read_memory(text: str | None, num_ranks: int) -> list[float] | None:
     return numbers if len(numbers) > 1 else numbers * num_ranks
 
 
+def require_counts(what: str, ranks: int | None, microbatches: int | None) -> tuple[int, int]:
+    """Refuse a command line without ``-p`` or ``-m`` where both are needed."""
+    if ranks is None or microbatches is None:
+        missing = "-p" if ranks is None else "-m"
+        raise UsageError(f"{what} needs ranks and microbatches: {missing} is missing")
+    return ranks, microbatches
+
+
 def _build(
     found: Recipe,
     parameters: dict[str, int],
@@ -85,9 +93,7 @@ def _build(
     microbatches: int | None,
     costs: str,
 ) -> tuple[Schedule, Costs]:
-    if ranks is None or microbatches is None:
-        missing = "-p" if ranks is None else "-m"
-        raise UsageError(f"{found.name} needs ranks and microbatches: {missing} is missing")
+    ranks, microbatches = require_counts(found.name, ranks, microbatches)
     placement = found.place(ranks, **parameters)
     read = read_costs(costs, placement)
     return found.build(ranks, microbatches, read, **parameters), read

@@ -1,8 +1,5 @@
 """Draw a schedule's timeline and its numbers."""
 
-import os
-import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,13 +14,11 @@ from zerobubble.cli._arguments import (
     Spec,
 )
 from zerobubble.cli._parse import parse
-from zerobubble.cli._report import print_json, row
+from zerobubble.cli._report import print_json, print_timeline, row
 from zerobubble.cli._resolve import read_memory, resolve
 from zerobubble.formats.json import save
-from zerobubble.simulate import Timeline, simulate
+from zerobubble.simulate import simulate
 from zerobubble.verify import verify
-from zerobubble.view.numbers import summarize
-from zerobubble.view.text import draw
 
 
 @dataclass(frozen=True)
@@ -50,16 +45,5 @@ def run(argv: Sequence[str]) -> int:
     if asked.json:
         print_json(row(timeline))
     else:
-        _print(timeline)
+        print_timeline(timeline)
     return 0
-
-
-def _print(timeline: Timeline) -> None:
-    schedule, on_terminal = timeline.schedule, sys.stdout.isatty()
-    print(
-        f"{schedule.name}: {schedule.num_ranks} ranks, {schedule.num_microbatches} microbatches, "
-        f"placement {schedule.placement}"
-    )
-    width = shutil.get_terminal_size().columns if on_terminal else None
-    print(draw(timeline, width, color=on_terminal and "NO_COLOR" not in os.environ))
-    print(summarize(timeline))

@@ -9,12 +9,12 @@ from numpy.typing import ArrayLike
 
 from zerobubble.costs import Costs
 from zerobubble.errors import ScheduleError, UsageError
-from zerobubble.ir import Placement, Schedule, linear, looped, wave
+from zerobubble.ir import Placement, Schedule, looped, placement_named, wave
 from zerobubble.schedules import REGISTRY
 from zerobubble.search.bounds import Bound, lower_bound
 from zerobubble.search.climb import POOL, cross, mutate
 from zerobubble.search.listing import Preferences, list_schedule
-from zerobubble.search.portfolio import budgeted, families, variants
+from zerobubble.search.portfolio import Family, budgeted, families, variants
 from zerobubble.search.problem import Objective, Problem
 from zerobubble.search.template import Template, passes, seeds, to_preferences, with_warm_up
 from zerobubble.simulate import Timeline, simulate
@@ -128,28 +128,16 @@ def placements(asked: Placement | str | None, num_ranks: int, num_stages: int) -
     >>> [str(place) for place in placements(None, num_ranks=4, num_stages=8)]
     ['v', 'looped:2']
     """
-    if isinstance(asked, Placement):
-        return [asked]
+    if asked is not None:
+        place = placement_named(asked, num_ranks) if isinstance(asked, str) else asked
+        return [place]
     per_rank, rest = divmod(num_stages, num_ranks)
     if rest or per_rank < 1:
         raise UsageError(
             f"{num_stages} stages cannot be shared evenly by {num_ranks} ranks: give a placement"
         )
-    regular = [linear(num_ranks)] if per_rank == 1 else []
-    if per_rank > 1:
-        regular = [wave(num_ranks, per_rank), looped(num_ranks, per_rank)]
-    if asked is None:
-        return list({place.stage_to_rank: place for place in regular}.values())
-    name = "wave:2" if asked == "v" else asked
-    known = {"linear": regular[0]} if per_rank == 1 else {}
-    if per_rank > 1:
-        known = {f"wave:{per_rank}": regular[0], f"looped:{per_rank}": regular[1]}
-    if name not in known:
-        raise UsageError(
-            f"placement {asked!r} does not fit {num_stages} stages on {num_ranks} ranks: "
-            f"use {' or '.join(known)}, or give costs for another number of stages"
-        )
-    return [known[name]]
+    shapes = [wave(num_ranks, per_rank), looped(num_ranks, per_rank)]
+    return list({place.stage_to_rank: place for place in shapes}.values())
 
 
 class _Search:
@@ -227,9 +215,9 @@ class _Search:
                 yield self._keep(schedule)
 
     def _try_portfolio(self) -> Iterator[float]:
-        scored = []
+        scored: list[tuple[float, int, Family]] = []
         for family in families(self.problem):
-            values = []
+            values: list[float] = []
             for preferences in variants(family):
                 values.append(self._try(preferences))
                 yield values[-1]

@@ -278,7 +278,7 @@ def place(problem: Instance, state: State, rank: int, now: float, kind: int, sta
     state.orders[first + position] = (kind * num_stages + stage) * num_microbatches + i
     state.positions[rank] = position + 1
     state.free[rank] = end
-    return end
+    return float(end)
 
 
 @hot

@@ -1,0 +1,101 @@
+"""Find the best schedule within a memory limit, with a proof of how close it is."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from tyro.conf import arg
+
+from zerobubble.cli._arguments import (
+    UNIT_COSTS,
+    CostsFlag,
+    Json,
+    MemoryFlag,
+    Microbatches,
+    Out,
+    Ranks,
+)
+from zerobubble.cli._parse import parse
+from zerobubble.cli._report import print_json, print_timeline, row
+from zerobubble.cli._resolve import read_costs, read_memory, require_counts
+from zerobubble.formats.json import save
+from zerobubble.ir import placement_named
+from zerobubble.search import SearchResult, lower_bound, search
+
+_PLACEMENTS = ("linear", "v", "looped:2", "wave:4")
+_PLACEMENT_HELP = (
+    "linear, v, looped:2, wave:4 or the rank of each stage as in 0,1,1,0; by default all of "
+    f"{', '.join(_PLACEMENTS)} are tried"
+)
+
+
+@dataclass(frozen=True)
+class Search:
+    """Find the best schedule within a memory limit, with a proof of how close it is."""
+
+    ranks: Ranks = None
+    microbatches: Microbatches = None
+    costs: CostsFlag = UNIT_COSTS
+    memory: MemoryFlag = None
+    placement: Annotated[str, arg(name="placement", help=_PLACEMENT_HELP)] = ""
+    objective: Annotated[
+        Literal["span", "makespan"],
+        arg(name="objective", help="span if steps follow each other without a barrier"),
+    ] = "span"
+    effort: Annotated[
+        Literal["quick", "default", "thorough"], arg(name="effort", help="how long to search")
+    ] = "default"
+    json: Json = False
+    out: Out = None
+
+
+def run(argv: Sequence[str]) -> int:
+    """Search all placements asked for, print the best schedule, and write it if asked."""
+    asked = parse(Search, argv, command="search")
+    ranks, microbatches = require_counts("search", asked.ranks, asked.microbatches)
+    limits = read_memory(asked.memory, ranks) or np.inf
+    results = [
+        _search(name, ranks, microbatches, limits, asked)
+        for name in ((asked.placement,) if asked.placement else _PLACEMENTS)
+    ]
+    best = min(results, key=lambda found: found.value)
+    seconds = sum(found.seconds for found in results)
+    if asked.out is not None:
+        save(best.schedule, asked.out)
+    if asked.json:
+        print_json(_row(best, limits, seconds))
+    else:
+        print_timeline(best.timeline)
+        print(_certificate(best))
+    return 0
+
+
+def _search(
+    placement: str, ranks: int, microbatches: int, limits: Any, asked: Search
+) -> SearchResult:
+    place = placement_named(placement, ranks)
+    costs = read_costs(asked.costs, place)
+    return search(costs, ranks, microbatches, limits, place, asked.objective, asked.effort)
+
+
+def _certificate(found: SearchResult) -> str:
+    load = max(found.timeline.work_per_rank)
+    bubble = 1 - load / found.bound if found.bound > 0 else 0.0
+    proof = "proved optimal" if found.is_proved_optimal else f"at most {found.gap:.2%} from optimal"
+    return (
+        f"{proof} for this placement: no {found.objective} below {found.bound:.6g}, bubble "
+        f"{bubble:.2%} ({found.binding})"
+    )
+
+
+def _row(found: SearchResult, limits: Any, seconds: float) -> dict[str, Any]:
+    timeline = found.timeline
+    problem = (timeline.costs, timeline.schedule.placement, timeline.schedule.num_microbatches)
+    return row(timeline) | {
+        "bound_span": lower_bound(*problem, limits, "span").value,
+        "bound_makespan": lower_bound(*problem, limits, "makespan").value,
+        "gap": found.gap,
+        "binding": found.binding,
+        "seconds": seconds,
+    }

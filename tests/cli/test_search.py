@@ -1,0 +1,45 @@
+"""The command search."""
+
+import json
+
+from zerobubble.formats.json import load
+
+KEYS = {
+    "schedule", "ranks", "microbatches", "placement", "span", "makespan", "bubble",
+    "bubble_makespan", "peak_memory", "peak_memory_per_rank", "bound_span", "bound_makespan",
+    "gap", "binding", "seconds",
+}  # fmt: skip
+
+
+def test_json_has_the_documented_keys_and_the_proved_value(zerobubble):
+    found = zerobubble("search", "-p", 4, "-m", 8, "--memory", 4, "--placement", "linear", "--json")
+    values = json.loads(found.out)
+    assert found.status == 0
+    assert set(values) == KEYS
+    assert (values["span"], values["bound_span"], values["gap"]) == (27, 27, 0)
+    assert values["binding"] == "rank 0, warm-up, limited by memory"
+
+
+def test_text_shows_the_picture_and_the_certificate(zerobubble):
+    found = zerobubble("search", "-p", 2, "-m", 4, "--memory", 2, "--placement", "v")
+    assert found.status == 0
+    *_, certificate = found.out.splitlines()
+    assert certificate.startswith("proved optimal for this placement: no span below 12, ")
+    assert "rank 1" in found.out
+
+
+def test_the_schedule_found_is_written_and_verifies_within_the_limit(zerobubble, tmp_path):
+    written = tmp_path / "best.json"
+    zerobubble("search", "-p", 2, "-m", 4, "--memory", 1.5, "--placement", "v", "--out", written)
+    assert load(written).num_ranks == 2
+    assert zerobubble("verify", written, "--memory", 1.5).status == 0
+
+
+def test_a_limit_that_no_schedule_meets_names_the_smallest_that_one_does(refused):
+    line = refused("search", "-p", 2, "-m", 4, "--memory", 0.5)
+    assert "allow at least 1 on rank 0" in line
+
+
+def test_an_unknown_placement_names_the_known_forms(refused):
+    line = refused("search", "-p", 2, "-m", 4, "--placement", "ring")
+    assert "use linear, v, looped:2, wave:4" in line

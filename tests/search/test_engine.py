@@ -1,0 +1,102 @@
+"""Is what the search finds as good as proofs and publications allow, and never worse than known?"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.strategies import costs_for, placements
+from zerobubble.costs import Costs
+from zerobubble.errors import ScheduleError, UsageError
+from zerobubble.ir import linear, wave
+from zerobubble.schedules import REGISTRY
+from zerobubble.search import search
+from zerobubble.search.limits import smallest_memory
+from zerobubble.simulate import simulate
+from zerobubble.verify import verify, violations
+
+PAPER = json.loads((Path(__file__).parents[1] / "data" / "zero_bubble_paper.json").read_text())
+ROWS = [row for row in PAPER["rows"] if row["table"] == "table5" and row["p"] == 8]
+
+
+def per_rank(row, placement):
+    return Costs.of_ranks(placement, *row["costs"], row["kept"])
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['model']} m={row['m']}")
+def test_at_the_memory_of_1f1b_the_published_bubble_is_proved_optimal(row):
+    p, m = row["p"], row["m"]
+    found = search(per_rank(row, linear(p)), p, m, memory=p, effort="quick")
+    assert found.is_proved_optimal
+    assert round(found.timeline.bubble, 4) == row["bubble"]["ZB-1p"]
+    verify(found.schedule, found.timeline.costs, p)
+
+
+@pytest.mark.parametrize("row", ROWS[-1:], ids=lambda row: f"{row['model']} m={row['m']}")
+def test_at_twice_that_memory_it_is_better_than_published(row):
+    p, m = row["p"], row["m"]
+    found = search(per_rank(row, linear(p)), p, m, memory=2 * p, effort="quick")
+    assert found.timeline.bubble <= row["bubble"]["ZB-2p"]
+    assert found.gap < 0.0031
+
+
+def test_v_at_equal_times_has_no_bubble_at_the_memory_of_1f1b():
+    found = search(Costs.of_ranks(wave(4, 2)), 4, 8, memory=4, placement="v", effort="quick")
+    assert found.timeline.span == pytest.approx(24)
+    assert found.is_proved_optimal
+
+
+@settings(max_examples=15)
+@given(st.data())
+def test_never_above_a_registered_schedule_that_fits_nor_below_the_bound(data):
+    placement = data.draw(placements())
+    costs, m = data.draw(costs_for(placement.num_stages)), data.draw(st.integers(1, 4))
+    limits = smallest_memory(costs, placement) * data.draw(st.floats(1, 3))
+    objective = data.draw(st.sampled_from(["span", "makespan"]))
+    found = search(costs, placement.num_ranks, m, limits, placement, objective, "quick")
+    verify(found.schedule, costs, limits)
+    assert found.value >= found.bound * (1 - 1e-9)
+    for recipe in REGISTRY.values():
+        try:
+            known = recipe.build(placement.num_ranks, m, costs)
+        except (ScheduleError, UsageError):
+            continue
+        if known.placement == placement and not violations(known, costs, limits):
+            assert found.value <= getattr(simulate(known, costs), objective) * (1 + 1e-9)
+
+
+def test_the_same_search_gives_the_same_schedule():
+    costs = Costs.of_ranks(linear(4), 1.0, 1.3, 0.6, 0.1, 0.4)
+    first, second = (search(costs, 4, 8, memory=3, effort="quick") for _ in range(2))
+    assert first.schedule == second.schedule
+
+
+def test_climbing_is_never_worse_than_not_climbing():
+    costs = Costs.of_ranks(wave(4, 2), 1.0, 1.2, 0.7, 0.05, 0.4)
+    quick = search(costs, 4, 8, 2.5, "v", effort="quick")
+    assert search(costs, 4, 8, 2.5, "v", effort="default").value <= quick.value
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"memory": 0.5}, "rank 0: no schedule fits into memory 0.5"),
+        ({"memory": -1}, "memory limits must not be negative or nan"),
+        ({"memory": np.nan}, "memory limits must not be negative or nan"),
+        ({"memory": [1, 2]}, "2 memory limits given for 4 ranks"),
+        ({"num_microbatches": 0}, "microbatches must be at least 1, not 0"),
+        ({"num_ranks": 3}, "4 stages cannot be shared evenly by 3 ranks"),
+        ({"placement": "v"}, "costs for 4 stages given, but placement v has 8"),
+        ({"placement": "spiral"}, "placement 'spiral' is not known for 4 ranks"),
+        ({"effort": "heroic"}, "effort must be one of quick, default, thorough"),
+        ({"objective": "fun"}, "objective must be span or makespan"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused_in_one_line(changes, message):
+    asked = {"costs": Costs.uniform(4), "num_ranks": 4, "num_microbatches": 4} | changes
+    with pytest.raises(UsageError) as refusal:
+        search(**asked)
+    assert str(refusal.value).startswith(message)

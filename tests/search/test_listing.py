@@ -1,0 +1,80 @@
+"""Does list scheduling stay within every limit, and end, whatever the preferences?"""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.strategies import costs_for, placements
+from zerobubble.costs import Costs
+from zerobubble.ir import linear
+from zerobubble.schedules import build
+from zerobubble.search.limits import smallest_memory
+from zerobubble.search.listing import Preferences, list_schedule, place_all
+from zerobubble.search.problem import Problem
+from zerobubble.simulate import simulate
+from zerobubble.verify import verify
+
+
+@st.composite
+def problems(draw):
+    """Draw any placement and costs, and limits from the smallest possible to ample."""
+    placement = draw(placements())
+    costs = draw(costs_for(placement.num_stages))
+    ample = draw(st.floats(1, 4))
+    limits = smallest_memory(costs, placement) * ample
+    return Problem(costs, placement, draw(st.integers(1, 6)), limits)
+
+
+@st.composite
+def preferences_for(draw, problem):
+    """Draw any preferences."""
+    num_stages, num_ranks = problem.placement.num_stages, problem.placement.num_ranks
+    keys = st.lists(st.integers(-20, 20), min_size=num_stages, max_size=num_stages)
+    caps = st.lists(st.integers(1, 8), min_size=num_stages, max_size=num_stages)
+    budgets = st.lists(st.floats(-1, 10), min_size=num_ranks, max_size=num_ranks)
+    return Preferences(
+        *(np.array(draw(keys), dtype=np.float64) for _ in range(3)),
+        draw(st.floats(0, 10)),
+        *(np.array(draw(caps), dtype=np.int64) for _ in range(2)),
+        draw(st.floats(0, 1)),
+        draw(st.sampled_from([0.0, 1.0])),
+        np.array(draw(budgets)),
+    )
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_any_preferences_give_a_whole_schedule_within_the_limits(data):
+    problem = data.draw(problems())
+    schedule = list_schedule(problem, data.draw(preferences_for(problem)))
+    verify(schedule, problem.costs, problem.limits)
+
+
+def test_compiled_and_plain_python_give_the_same_schedules(monkeypatch):
+    generator = np.random.default_rng(0)
+    costs = Costs.of_ranks(linear(4), 1.0, 1.1, 0.7, 0.1, 0.4)
+    problem = Problem(costs, linear(4), 6, 5.0)
+    for _ in range(5):
+        keys = (generator.normal(size=4) * 3 for _ in range(3))
+        caps = (generator.integers(1, 8, size=4) for _ in range(2))
+        preferences = Preferences(*keys, 2.8, *caps, 0.5, 1.0, np.full(4, 1.0))
+        usual = list_schedule(problem, preferences)
+        with monkeypatch.context() as patch:
+            patch.setattr("zerobubble.jit.SMALLEST_COMPILED_WORK", np.inf)
+            plain = list_schedule(problem, preferences)
+        with monkeypatch.context() as patch:
+            patch.setattr("zerobubble.jit.SMALLEST_COMPILED_WORK", 0)
+            compiled = list_schedule(problem, preferences)
+        assert usual == plain == compiled
+    assert callable(place_all.compiled)
+
+
+def test_backward_first_under_the_memory_of_1f1b_takes_its_time():
+    costs = Costs.uniform(4, f=1, b=1, w=1)
+    problem = Problem(costs, linear(4), 8, 4.0)
+    zero, late = np.zeros(4), np.full(4, 1e9)
+    caps = np.array([4, 3, 2, 1])
+    preferences = Preferences(zero, zero - 1e6, late, 3.0, caps, caps, 0.0, 0.0, np.full(4, -1.0))
+    found = simulate(list_schedule(problem, preferences), costs)
+    assert found.span == simulate(build("zb-h1", 4, 8), costs).span
+    assert found.peak_memory == 4
