@@ -1,12 +1,15 @@
 """Which op waits for which, and in what order can they all run?"""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from zerobubble.errors import ScheduleError
 from zerobubble.ir import Codes, Kind, Schedule
 from zerobubble.jit import hot
 
-# What a table of waiting ranks says of an op that no rank waits for, or that has run.
+Ranks = NDArray[np.int32]
+
+# In a line of waiting ranks: its end; the line of an op that has run.
 _NOBODY, _DONE = -1, -2
 
 
@@ -55,38 +58,48 @@ def run_order(schedule: Schedule) -> Codes:
     """
     needs, (codes, offsets) = producers(schedule), schedule.flat()
     positions, order_of_all = offsets[:-1].copy(), np.empty_like(codes)
-    num_done = _run(codes, offsets, needs, positions, order_of_all, work=len(codes))
+    waiting = np.full(schedule.num_codes, _NOBODY, dtype=np.int32)
+    behind = np.arange(schedule.num_ranks, dtype=np.int32) - 1
+    tables = (codes, offsets, needs, positions, order_of_all, waiting, behind)
+    num_done = _run(*tables, work=len(codes))
     if num_done < len(codes):
         stops = (positions - offsets[:-1]).tolist()
         raise ScheduleError(f"{schedule.name}: {_explain_stop(schedule, needs, stops)}")
-    order_of_all.setflags(write=False)
     return order_of_all
 
 
 @hot
-def _run(codes: Codes, offsets: Codes, needs: Codes, positions: Codes, order_of_all: Codes) -> int:
+def _run(
+    codes: Codes,
+    offsets: Codes,
+    needs: Codes,
+    positions: Codes,
+    order_of_all: Codes,
+    waiting: Ranks,
+    behind: Ranks,
+) -> int:
     """Run each rank as far as it goes, from where it stands in ``codes``; count the ops that ran.
 
-    ``waiting[op]`` is the rank that came last to wait for an op, ``came_before[rank]`` the one
-    that came before it.
+    The ranks that wait for an op stand in a line that begins with rank ``waiting[op]``, and those
+    that can run in another; ``behind[rank]`` is the next one in the line of a rank.
     """
-    waiting = [_NOBODY] * len(needs)
-    came_before = [_NOBODY] * len(positions)
-    runnable = list(range(len(positions)))
+    runnable = len(behind) - 1
     num_done = 0
-    while len(runnable) > 0:
-        rank = runnable.pop()
+    while runnable != _NOBODY:
+        rank = runnable
+        runnable = behind[rank]
         while positions[rank] < offsets[rank + 1]:
             code = codes[positions[rank]]
             need = needs[code]
             if need >= 0 and waiting[need] != _DONE:
-                came_before[rank] = waiting[need]
+                behind[rank] = waiting[need]
                 waiting[need] = rank
                 break
             waiter = waiting[code]
             while waiter >= 0:
-                runnable.append(waiter)
-                waiter = came_before[waiter]
+                next_waiter = behind[waiter]
+                behind[waiter] = runnable
+                runnable, waiter = waiter, next_waiter
             waiting[code] = _DONE
             order_of_all[num_done] = code
             num_done += 1
