@@ -6,6 +6,7 @@ how much work there is and small work stays in Python.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
@@ -16,7 +17,10 @@ SMALLEST_COMPILED_WORK = 500_000
 
 
 class Hot:
-    """A function over flat arrays and numbers that can be compiled; arrays are filled in place."""
+    """A function over flat arrays and numbers that can be compiled; arrays are filled in place.
+
+    The arrays that it fills are passed in; a read-only array is an input.
+    """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.python = function
@@ -30,10 +34,12 @@ class Hot:
 
     @cached_property
     def compiled(self) -> Callable[..., Any]:
-        """The function compiled by numba; the machine code is kept on disk."""
+        """The function compiled by numba; the machine code is kept on disk if there is a place."""
         import numba
 
-        compiled: Callable[..., Any] = numba.njit(cache=True)(self.python)
+        compiled: Callable[..., Any] = numba.njit(self.python)
+        with suppress(RuntimeError):  # no folder for it can be written
+            compiled = numba.njit(cache=True)(self.python)
         return compiled
 
     def _run_in_python(self, arguments: tuple[Any, ...]) -> Any:
