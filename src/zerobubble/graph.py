@@ -88,8 +88,9 @@ def _run(
     while runnable != _NOBODY:
         rank = runnable
         runnable = behind[rank]
-        while positions[rank] < offsets[rank + 1]:
-            code = codes[positions[rank]]
+        position, end = positions[rank], offsets[rank + 1]
+        while position < end:
+            code = codes[position]
             need = needs[code]
             if need >= 0 and waiting[need] != _DONE:
                 behind[rank] = waiting[need]
@@ -103,7 +104,8 @@ def _run(
             waiting[code] = _DONE
             order_of_all[num_done] = code
             num_done += 1
-            positions[rank] += 1
+            position += 1
+        positions[rank] = position
     return num_done
 
 
