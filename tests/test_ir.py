@@ -1,12 +1,16 @@
 """Do Op, Placement and Schedule hold what they are given?"""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
 
+from benchmarks import scale
 from tests.strategies import lists_of_ops, placements, schedules, with_orders
 from zerobubble.errors import ScheduleError, UsageError
 from zerobubble.ir import BW, B, F, Kind, Op, Placement, Schedule, W, linear, looped, wave
+from zerobubble.schedules import build
 
 
 def test_ops_read_as_in_the_papers():
@@ -70,6 +74,26 @@ def test_orders_are_read_only():
     schedule = Schedule.from_ops("mine", linear(1), 1, [[F(0, 0), BW(0, 0)]])
     with pytest.raises(ValueError, match="read-only"):
         schedule.orders[0][0] = 1
+
+
+@given(schedules())
+def test_flat_joins_the_orders_in_place(schedule):
+    codes, offsets = schedule.flat()
+    parts = [codes[a:b].tolist() for a, b in pairwise(offsets.tolist())]
+    assert parts == [order.tolist() for order in schedule.orders]
+
+
+@pytest.mark.parametrize(("num_ranks", "num_microbatches"), [(1, 1), (4, 8), (4, 2), (5, 5)])
+def test_a_schedule_from_arrays_is_the_one_from_ops(num_ranks, num_microbatches):
+    size = (num_ranks, num_microbatches)
+    assert scale.zb_h1(*size) == build("zb-h1", *size)
+
+
+@pytest.mark.parametrize("code", [-1, 8])
+def test_a_code_of_no_op_is_refused(code):
+    message = f"mine: rank 1: op codes go from {min(1, code)} to {max(1, code)}, but .* only 0..7"
+    with pytest.raises(ScheduleError, match=message):
+        Schedule("mine", linear(2), 1, (np.array([0]), np.array([1, code])))
 
 
 @pytest.mark.parametrize("op", [F(2, 0), F(-1, 0), F(0, 3), F(0, -1)])

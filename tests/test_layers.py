@@ -73,11 +73,21 @@ def test_commands_import_what_needs_torch_inside_functions():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_simulating_leaves_torch_unimported():
+def test_simulating_leaves_torch_and_numba_unimported():
     code = (
         "import sys, zerobubble as zb\n"
         "zb.simulate(zb.build('zb-h1', 4, 8), zb.Costs.uniform(4))\n"
-        "assert 'torch' not in sys.modules"
+        "assert not {'torch', 'numba'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_commands_leave_numba_unimported_for_a_small_schedule():
+    code = (
+        "import sys; from zerobubble.cli import main\n"
+        "for command in ('show', 'compare', 'verify'):\n"
+        "    assert main([command, 'zb-h1', '-p', '4', '-m', '8']) == 0\n"
+        "assert 'numba' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

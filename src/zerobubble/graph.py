@@ -1,9 +1,16 @@
 """Which op waits for which, and in what order can they all run?"""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from zerobubble.errors import ScheduleError
 from zerobubble.ir import Codes, Kind, Schedule
+from zerobubble.jit import hot
+
+Ranks = NDArray[np.int32]
+
+# In a line of waiting ranks: its end; the line of an op that has run.
+_NOBODY, _DONE = -1, -2
 
 
 def producers(schedule: Schedule) -> Codes:
@@ -25,54 +32,94 @@ def producers(schedule: Schedule) -> Codes:
     needs[Kind.B, -1] = codes[Kind.F, -1]
     needs[Kind.BW] = needs[Kind.B]
     needs[Kind.W] = codes[Kind.B]
-    return needs.reshape(-1)
+    table: Codes = needs.reshape(-1)
+    table.setflags(write=False)
+    return table
 
 
-def run_order(schedule: Schedule) -> list[int]:
+def places(schedule: Schedule) -> tuple[Codes, Codes]:
+    """Tabulate, for every op code, the rank that runs it and its index there, or -1 for none.
+
+    Of an op that runs several times, the last place is told.
+    """
+    ranks, indices = (np.full(schedule.num_codes, -1) for _ in range(2))
+    for rank, order in enumerate(schedule.orders):
+        ranks[order] = rank
+        indices[order] = np.arange(len(order))
+    return ranks, indices
+
+
+def run_order(schedule: Schedule) -> Codes:
     """List all op codes in one order that obeys the rank orders and the data dependencies.
 
     Raises:
         ScheduleError: there is none; the message names the ops that wait for each other in a
             circle, or the op that is waited for but that no rank runs.
     """
-    needs = producers(schedule).tolist()
-    orders = [order.tolist() for order in schedule.orders]
-    positions = [0] * schedule.num_ranks
-    done = bytearray(schedule.num_codes)
-    waiting: dict[int, list[int]] = {}
-    order_of_all: list[int] = []
-    runnable = list(range(schedule.num_ranks))
-    while runnable:
-        rank = runnable.pop()
-        order, position = orders[rank], positions[rank]
-        while position < len(order):
-            code = order[position]
-            need = needs[code]
-            if need >= 0 and not done[need]:
-                waiting.setdefault(need, []).append(rank)
-                break
-            done[code] = True
-            order_of_all.append(code)
-            position += 1
-            if code in waiting:
-                runnable.extend(waiting.pop(code))
-        positions[rank] = position
-    if len(order_of_all) < schedule.num_ops:
-        raise ScheduleError(f"{schedule.name}: {_explain_stop(schedule, needs, positions)}")
+    needs, (codes, offsets) = producers(schedule), schedule.flat()
+    positions, order_of_all = offsets[:-1].copy(), np.empty_like(codes)
+    waiting = np.full(schedule.num_codes, _NOBODY, dtype=np.int32)
+    behind = np.arange(schedule.num_ranks, dtype=np.int32) - 1
+    tables = (codes, offsets, needs, positions, order_of_all, waiting, behind)
+    num_done = _run(*tables, work=len(codes))
+    if num_done < len(codes):
+        stops = (positions - offsets[:-1]).tolist()
+        raise ScheduleError(f"{schedule.name}: {_explain_stop(schedule, needs, stops)}")
     return order_of_all
 
 
-def _explain_stop(schedule: Schedule, needs: list[int], positions: list[int]) -> str:
+@hot
+def _run(
+    codes: Codes,
+    offsets: Codes,
+    needs: Codes,
+    positions: Codes,
+    order_of_all: Codes,
+    waiting: Ranks,
+    behind: Ranks,
+) -> int:
+    """Run each rank as far as it goes, from where it stands in ``codes``; count the ops that ran.
+
+    The ranks that wait for an op stand in a line that begins with rank ``waiting[op]``, and those
+    that can run in another; ``behind[rank]`` is the next one in the line of a rank.
+    """
+    runnable = len(behind) - 1
+    num_done = 0
+    while runnable != _NOBODY:
+        rank = runnable
+        runnable = behind[rank]
+        position, end = positions[rank], offsets[rank + 1]
+        while position < end:
+            code = codes[position]
+            need = needs[code]
+            if need >= 0 and waiting[need] != _DONE:
+                behind[rank] = waiting[need]
+                waiting[need] = rank
+                break
+            waiter = waiting[code]
+            while waiter >= 0:
+                next_waiter = behind[waiter]
+                behind[waiter] = runnable
+                runnable, waiter = waiter, next_waiter
+            waiting[code] = _DONE
+            order_of_all[num_done] = code
+            num_done += 1
+            position += 1
+        positions[rank] = position
+    return num_done
+
+
+def _explain_stop(schedule: Schedule, needs: Codes, positions: list[int]) -> str:
     """Say which circle of waiting ops, or which missing op, stops the ranks at these positions."""
-    rank_of = {code: rank for rank, order in enumerate(schedule.orders) for code in order.tolist()}
+    rank_of, _ = places(schedule)
     rank = next(r for r, order in enumerate(schedule.orders) if positions[r] < len(order))
     seen: dict[int, str] = {}
     while rank not in seen:
         code = int(schedule.orders[rank][positions[rank]])
-        op, need = schedule.op(code), schedule.op(needs[code])
-        seen[rank] = f"rank {rank} waits in {op} for {need}"
-        if needs[code] not in rank_of:
+        need = int(needs[code])
+        seen[rank] = f"rank {rank} waits in {schedule.op(code)} for {schedule.op(need)}"
+        if rank_of[need] < 0:
             return f"{seen[rank]}, which no rank runs (rule no-cycle): add it"
-        rank = rank_of[needs[code]]
+        rank = int(rank_of[need])
     circle = list(seen.values())[list(seen).index(rank) :]
     return f"{'; '.join(circle)}: a circle (rule no-cycle): move one of these ops earlier"

@@ -175,7 +175,8 @@ class Schedule:
 
     ``orders[rank]`` is a read-only array of op codes, ``code = (kind * num_stages + stage) *
     num_microbatches + microbatch``: dense, so that a code also indexes a table of all ops. Any
-    order can be held here; ``zerobubble.verify`` says whether it obeys the rules.
+    order can be held here; ``zerobubble.verify`` says whether it obeys the rules. Large schedules
+    are built from such arrays (int64), which are kept as they are, small ones from ops.
 
     >>> s = Schedule.from_ops("mine", linear(1), 1, [[F(0, 0), BW(0, 0)]])
     >>> [str(op) for op in s.ops(0)]
@@ -193,7 +194,12 @@ class Schedule:
                 f"{self.name}: {len(self.orders)} orders for {self.num_ranks} ranks: "
                 "give one order for each rank"
             )
-        for order in self.orders:
+        for rank, order in enumerate(self.orders):
+            if len(order) and not 0 <= order.min() <= order.max() < self.num_codes:
+                raise ScheduleError(
+                    f"{self.name}: rank {rank}: op codes go from {order.min()} to {order.max()}, "
+                    f"but there are only 0..{self.num_codes - 1}"
+                )
             order.setflags(write=False)
 
     @classmethod
@@ -249,6 +255,18 @@ class Schedule:
     def ops(self, rank: int) -> Iterator[Op]:
         """Yield the ops of one rank in the order it runs them."""
         return map(self.op, self.orders[rank].tolist())
+
+    def flat(self) -> tuple[Codes, Codes]:
+        """Join the orders of all ranks: codes, and where each rank's begin (and the last end).
+
+        >>> s = Schedule.from_ops("mine", linear(2), 1, [[F(0, 0)], [F(1, 0), BW(1, 0)]])
+        >>> [array.tolist() for array in s.flat()]
+        [[0, 1, 7], [0, 1, 3]]
+        """
+        codes, offsets = np.concatenate(self.orders), np.cumsum([0, *map(len, self.orders)])
+        codes.setflags(write=False)
+        offsets.setflags(write=False)
+        return codes, offsets
 
     def fields(self, codes: Codes) -> tuple[Codes, Codes, Codes]:
         """Split an array of codes into arrays of kinds, stages and microbatches."""

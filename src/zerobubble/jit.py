@@ -6,6 +6,7 @@ how much work there is and small work stays in Python.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property
 from importlib.util import find_spec
 from types import FunctionType
@@ -19,7 +20,8 @@ SMALLEST_COMPILED_WORK = 500_000
 class Hot:
     """A function over flat arrays, numbers and named tuples of these that can be compiled.
 
-    Arrays are filled in place. Hot functions may call each other.
+    The arrays that it fills are passed in; a read-only array is an input. Hot functions may call
+    each other.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -34,7 +36,7 @@ class Hot:
 
     @cached_property
     def compiled(self) -> Callable[..., Any]:
-        """The function compiled by numba; the machine code is kept on disk."""
+        """The function compiled by numba; the machine code is kept on disk if there is a place."""
         import numba
 
         names = self.python.__globals__
@@ -45,7 +47,9 @@ class Hot:
         }
         plain = FunctionType(self.python.__code__, names | called, self.python.__name__)
         plain.__module__, plain.__qualname__ = self.python.__module__, self.python.__qualname__
-        compiled: Callable[..., Any] = numba.njit(cache=True)(plain)
+        compiled: Callable[..., Any] = numba.njit(plain)
+        with suppress(RuntimeError):  # no folder for it can be written
+            compiled = numba.njit(cache=True)(plain)
         return compiled
 
     def _run_in_python(self, arguments: tuple[Any, ...]) -> Any:

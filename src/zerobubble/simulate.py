@@ -8,8 +8,9 @@ import numpy as np
 
 from zerobubble.costs import Costs, Floats
 from zerobubble.errors import UsageError
-from zerobubble.graph import producers, run_order
-from zerobubble.ir import Kind, Op, Schedule
+from zerobubble.graph import places, producers, run_order
+from zerobubble.ir import Codes, Kind, Op, Schedule
+from zerobubble.jit import hot
 
 
 class TimedOp(NamedTuple):
@@ -108,11 +109,7 @@ class Timeline:
         one before on the same rank, or the one whose output was needed.
         """
         needs = producers(self.schedule)
-        place = {
-            code: (rank, index)
-            for rank, order in enumerate(self.schedule.orders)
-            for index, code in enumerate(order.tolist())
-        }
+        ranks, indices = places(self.schedule)
         rank = max((r for r, end in enumerate(self.end) if len(end)), key=lambda r: self.end[r][-1])
         index, path = len(self.end[rank]) - 1, []
         while True:
@@ -120,8 +117,8 @@ class Timeline:
             start, end = float(self.start[rank][index]), float(self.end[rank][index])
             path.append(TimedOp(rank, self.schedule.op(code), start, end))
             before = [(rank, index - 1)] if index else []
-            if needs[code] >= 0:
-                before.append(place[int(needs[code])])
+            if (need := needs[code]) >= 0:
+                before.append((int(ranks[need]), int(indices[need])))
             if not before:
                 return path[::-1]
             rank, index = max(before, key=partial(self._arrival, rank))
@@ -153,48 +150,54 @@ def simulate(schedule: Schedule, costs: Costs) -> Timeline:
             f"costs for {costs.num_stages} stages given, but {schedule.name} has "
             f"{schedule.num_stages}"
         )
-    durations, travels = _durations(schedule, costs), _travels(schedule, costs)
-    needs = producers(schedule).tolist()
-    ranks = _ranks(schedule).tolist()
-    free = [0.0] * schedule.num_ranks
-    start, end = [0.0] * schedule.num_codes, [0.0] * schedule.num_codes
-    for code in run_order(schedule):
-        rank, need = ranks[code], needs[code]
-        begin = free[rank]
-        if need >= 0:
-            begin = max(begin, end[need] + travels[code])
-        start[code] = begin
-        free[rank] = end[code] = begin + durations[code]
-    starts, ends = np.array(start), np.array(end)
+    order, needs = run_order(schedule), producers(schedule)
+    start, end = np.zeros(schedule.num_codes), np.zeros(schedule.num_codes)
+    rows = _ranks(schedule), costs.durations().reshape(-1), _travels(schedule, costs)
+    _time(order, needs, schedule.num_microbatches, *rows, start, end, work=len(order))
     return Timeline(
         schedule,
         costs,
-        tuple(starts[order] for order in schedule.orders),
-        tuple(ends[order] for order in schedule.orders),
+        tuple(start[codes] for codes in schedule.orders),
+        tuple(end[codes] for codes in schedule.orders),
     )
 
 
-def _durations(schedule: Schedule, costs: Costs) -> list[float]:
-    """Tabulate the duration of every op code."""
-    table = np.repeat(costs.durations(), schedule.num_microbatches, axis=1)
-    return list(table.reshape(-1).tolist())
+@hot
+def _time(
+    order: Codes,
+    needs: Codes,
+    num_microbatches: int,
+    ranks: Codes,
+    durations: Floats,
+    travels: Floats,
+    start: Floats,
+    end: Floats,
+) -> None:
+    """Give every op its start and end; ranks, durations and travels are by kind and stage."""
+    free = [0.0] * len(ranks)
+    for code in order:
+        row = code // num_microbatches
+        begin = free[ranks[row]]
+        if needs[code] >= 0:
+            begin = max(begin, end[needs[code]] + travels[row])
+        start[code] = begin
+        end[code] = free[ranks[row]] = begin + durations[row]
 
 
-def _travels(schedule: Schedule, costs: Costs) -> list[float]:
-    """Tabulate how long the input of every op code travels: nothing within a rank."""
+def _travels(schedule: Schedule, costs: Costs) -> Floats:
+    """Tabulate how long the input of an op travels, by kind and stage: nothing within a rank."""
     holders = np.asarray(schedule.placement.stage_to_rank)
     hops = np.where(holders[:-1] != holders[1:], costs.transfer[:-1], 0.0)
-    table = np.zeros((len(Kind), schedule.num_stages))
+    table: Floats = np.zeros((len(Kind), schedule.num_stages))
     table[Kind.F, 1:] = hops
     table[Kind.B, :-1] = hops
     table[Kind.BW, :-1] = hops
-    return list(np.repeat(table, schedule.num_microbatches, axis=1).reshape(-1).tolist())
+    return table.reshape(-1)
 
 
-def _ranks(schedule: Schedule) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
-    """Tabulate the rank of every op code."""
-    holders = np.asarray(schedule.placement.stage_to_rank, dtype=np.int64)
-    return np.tile(np.repeat(holders, schedule.num_microbatches), len(Kind))
+def _ranks(schedule: Schedule) -> Codes:
+    """Tabulate the rank of an op by kind and stage."""
+    return np.tile(np.asarray(schedule.placement.stage_to_rank, dtype=np.int64), len(Kind))
 
 
 def _bubble(time: float, work: float) -> float:

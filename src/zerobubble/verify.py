@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from zerobubble.costs import Costs, Floats
 from zerobubble.errors import ScheduleError, UsageError
-from zerobubble.graph import run_order
+from zerobubble.graph import places, run_order
 from zerobubble.ir import Codes, Kind, Schedule
 
 
@@ -42,16 +42,13 @@ class Subject:
     @cached_property
     def counts(self) -> Codes:
         """How many times each op runs, on any rank."""
-        every = np.concatenate([*self.schedule.orders, np.empty(0, np.int64)])
-        return np.bincount(every, minlength=self.schedule.num_codes)
+        codes, _ = self.schedule.flat()
+        return np.bincount(codes, minlength=self.schedule.num_codes)
 
     @cached_property
     def positions(self) -> Codes:
         """Index of each op in the order of its rank; -1 where it does not run."""
-        positions = np.full(self.schedule.num_codes, -1)
-        for order in self.schedule.orders:
-            positions[order] = np.arange(len(order))
-        return positions
+        return places(self.schedule)[1]
 
     def by_kind(self, table: Codes) -> Codes:
         """View a table indexed by code as (kind, stage, microbatch)."""
