@@ -7,11 +7,9 @@ from hypothesis import strategies as st
 from tests.strategies import costs_for, placements
 from zerobubble.costs import Costs
 from zerobubble.ir import linear
-from zerobubble.schedules import build
 from zerobubble.search.limits import smallest_memory
 from zerobubble.search.listing import Preferences, list_schedule, place_all
 from zerobubble.search.problem import Problem
-from zerobubble.simulate import simulate
 from zerobubble.verify import verify
 
 
@@ -67,14 +65,3 @@ def test_compiled_and_plain_python_give_the_same_schedules(monkeypatch):
             compiled = list_schedule(problem, preferences)
         assert usual == plain == compiled
     assert callable(place_all.compiled)
-
-
-def test_backward_first_under_the_memory_of_1f1b_takes_its_time():
-    costs = Costs.uniform(4, f=1, b=1, w=1)
-    problem = Problem(costs, linear(4), 8, 4.0)
-    zero, late = np.zeros(4), np.full(4, 1e9)
-    caps = np.array([4, 3, 2, 1])
-    preferences = Preferences(zero, zero - 1e6, late, 3.0, caps, caps, 0.0, 0.0, np.full(4, -1.0))
-    found = simulate(list_schedule(problem, preferences), costs)
-    assert found.span == simulate(build("zb-h1", 4, 8), costs).span
-    assert found.peak_memory == 4

@@ -18,7 +18,7 @@ from zerobubble.search.problem import Problem
 
 _NEVER = np.inf
 _CLOSE = 1e-9
-_USUAL_NUMBER_OF_RUNS = 1000
+_USUAL_NUMBER_OF_RUNS = 10_000
 _F, _B, _W, _NONE = int(Kind.F), int(Kind.B), int(Kind.W), -1
 
 
