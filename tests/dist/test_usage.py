@@ -15,6 +15,13 @@ def two_ranks(layers=None, schedule=None, loss_fn=models.loss_fn, **options):
     return Pipeline(layers, schedule or build("1f1b", 2, 2), loss_fn, **options)
 
 
+ENDS = ("0.weight", "1.weight")
+
+
+def frozen(layer):
+    return layer.requires_grad_(False)
+
+
 def build_wrong_pipelines(rank, world_size):
     """Attempt mistakes that every rank sees before anything is sent."""
     head = nn.Linear(8, 8)
@@ -29,6 +36,8 @@ def build_wrong_pipelines(rank, world_size):
         "tied-one": attempt(two_ranks, tied=[("0.weight",)]),
         "tied-layer": attempt(two_ranks, tied=[("0.weight", "9.weight")]),
         "tied-form": attempt(two_ranks, tied=[("weight", "0.weight")]),
+        "tied-shapes": attempt(two_ranks, [nn.Linear(8, 8), nn.Linear(8, 4)], tied=[ENDS]),
+        "tied-frozen": attempt(two_ranks, [nn.Linear(8, 8), frozen(nn.Linear(8, 8))], tied=[ENDS]),
     }
 
 
@@ -43,6 +52,8 @@ EXPECTED = {
     "tied-one": "tied parameters ['0.weight']: name at least two",
     "tied-layer": "tied parameter '9.weight': write layer number.parameter name",
     "tied-form": "tied parameter 'weight': write layer number.parameter name",
+    "tied-shapes": "the copies of a tied parameter of shape [",
+    "tied-frozen": "the copies of a tied parameter of shape [8, 8] differ in shape or dtype, or ",
 }
 
 

@@ -7,6 +7,7 @@ norms and clipping the group counts once.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -50,8 +51,13 @@ class TiedParameters:
 
     @torch.no_grad()
     def copy_values(self) -> None:
-        """Give every copy the value of the first one."""
+        """Give every copy the value of the first one.
+
+        Raises:
+            UsageError: copies differ in shape or dtype, or only some of them are frozen.
+        """
         for copies in self.groups:
+            self._must_be_alike(copies)
             values = [None if p is None else p.detach() for _, p in copies]
             first = self._exchange(copies, values)[0]
             for _, parameter in copies:
@@ -68,11 +74,25 @@ class TiedParameters:
             ]
             everything = [g for g in self._exchange(copies, gradients) if g is not None]
             for _, parameter in copies:
-                if parameter is not None:
+                if parameter is not None and parameter.requires_grad:
                     total = everything[0].clone()
                     for gradient in everything[1:]:
                         total.add_(gradient)
                     parameter.grad = total
+
+    def _must_be_alike(self, copies: list[tuple[int, nn.Parameter | None]]) -> None:
+        """Refuse copies that cannot stay equal."""
+        forms = [
+            None if p is None else p.new_tensor([_form(p), p.requires_grad], dtype=torch.int64)
+            for _, p in copies
+        ]
+        known = [form.tolist() for form in self._exchange(copies, forms) if form is not None]
+        if any(form != known[0] for form in known):
+            shape = next(list(p.shape) for _, p in copies if p is not None)
+            raise UsageError(
+                f"the copies of a tied parameter of shape {shape} differ in shape or dtype, or only "
+                "some of them are frozen: make them alike"
+            )
 
     def _exchange(
         self, copies: list[tuple[int, nn.Parameter | None]], values: list[Tensor | None]
@@ -94,6 +114,10 @@ class TiedParameters:
         for work in dist.batch_isend_irecv(transfers) if transfers else []:
             work.wait()
         return values
+
+
+def _form(parameter: nn.Parameter) -> int:
+    return crc32(f"{list(parameter.shape)} {parameter.dtype}".encode())
 
 
 def _locate(
