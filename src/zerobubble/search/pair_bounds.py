@@ -67,11 +67,13 @@ def _way_there_and_back(problem: Problem, leave: list[float]) -> Floats:
     ``leave`` is when e lets the last microbatch go, less when a microbatch alone would be there.
     For the makespan all counts from the start of the pipeline.
     """
-    last_weight = [
-        float(d.earliest_backward[0] + d.backward[0] + d.weight[0]) for d in problem.shares
-    ]
-    first_op = [d.start if problem.objective == "span" else 0.0 for d in problem.shares]
-    return np.array(last_weight)[:, None] - np.array(first_op)[:, None] + np.array(leave)[None, :]
+    way: Floats = np.array(
+        [float(d.earliest_backward[0] + d.backward[0] + d.weight[0]) for d in problem.shares]
+    )
+    if problem.objective == "span":
+        way -= [d.start for d in problem.shares]
+    table: Floats = np.add.outer(way, np.array(leave))
+    return table
 
 
 def _is_no_deeper(problem: Problem) -> "np.ndarray[tuple[int, ...], np.dtype[np.bool_]]":
