@@ -69,7 +69,7 @@ class Model:
         self.model.add_no_overlap(intervals)
 
     def _stay_within(self, stages, limit):
-        """Hold the freed part of an activation from F to the end of B, the kept part to that of W."""
+        """Hold what B frees from F to the end of B, and what W needs to the end of W."""
         intervals, sizes = [], []
         for s in stages:
             for i in self.microbatches:

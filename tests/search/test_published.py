@@ -26,7 +26,9 @@ TABLE5 = [row for row in PAPER if row["table"] == "table5"]
 
 
 def name_of(row):
-    return "-".join(str(row[key]) for key in ("model", "placement", "p", "m", "memory") if key in row)
+    return "-".join(
+        str(row[key]) for key in ("model", "placement", "p", "m", "memory") if key in row
+    )
 
 
 def least_bubble(row, placement, memory, objective="span"):

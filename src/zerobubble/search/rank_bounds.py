@@ -76,8 +76,9 @@ def memory_area(share: Share) -> float:
     if kept.any():
         to_free = min(to_free, float((share.weight[kept > 0] / kept[kept > 0]).min()))
     largest, slope = float(size.max()), to_fill + to_free
-    highest = np.sqrt(largest**2 + 2 * area / slope) if slope > 0 else np.inf
-    height = max(largest, min(share.limit, float(highest)))
+    if slope == 0:
+        return area / share.limit
+    height = max(largest, min(share.limit, float(np.sqrt(largest**2 + 2 * area / slope))))
     return area / height + slope * (height - largest) ** 2 / (2 * height)
 
 
