@@ -6,7 +6,11 @@ from functools import wraps
 import numpy as np
 
 from zerobubble.costs import Floats
-from zerobubble.search.fitting import wait_after_last_forward, wait_before_first_backward
+from zerobubble.search.fitting import (
+    wait_after_last_forward,
+    wait_before_first_backward,
+    wait_before_last_forward,
+)
 from zerobubble.search.problem import Problem, Share
 
 # Gives one value a rank, or one for each two ranks.
@@ -47,11 +51,9 @@ def warm_up(share: Share) -> float:
 def drain(share: Share) -> float:
     """Add the wait for the last microbatch, when a rank has done all else that memory held.
 
-    If memory cannot hold all microbatches, the last F runs after the first B: the waits of
-    warm-up and drain cannot overlap, and add up.
+    The waits before and after the last F cannot overlap, and add up.
     """
-    before, after = wait_before_first_backward(share), wait_after_last_forward(share)
-    return share.load + (max(before, after) if share.fits_all else before + after)
+    return share.load + wait_before_last_forward(share) + wait_after_last_forward(share)
 
 
 @of_each_rank
