@@ -153,12 +153,17 @@ def two_ranks(f=(1, 1), b=1, w=1, transfer=0, kept=1):
         ("rank 0, warm-up, limited by the number of microbatches", two_ranks(), 1, np.inf),
         ("rank 0, drain, limited by memory", two_ranks(transfer=0.25), 9, 2),
         ("ranks 0 and 1, path, limited by the work of rank 1", two_ranks(w=0.1), 9, np.inf),
-        ("rank 0, memory-area, limited by memory", two_ranks(transfer=1, kept=0), 99, 1.5),
         ("rank 0, slot-area, limited by memory", two_ranks(kept=0.75), 99, 1.5),
     ],
 )
 def test_reasons(reason, costs, num_microbatches, memory):
     assert lower_bound(costs, linear(2), num_microbatches, memory).reason == reason
+
+
+def test_the_reason_where_stages_differ_in_size():
+    costs = replace(Costs.uniform(4, transfer=1, kept=0), activation=np.array([2, 1, 1, 1]))
+    bound = lower_bound(costs, wave(2, 2), 99, memory=4)
+    assert bound.reason == "rank 0, memory-area, limited by memory"
 
 
 def test_the_reason_of_a_turn():
