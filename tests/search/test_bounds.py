@@ -118,6 +118,16 @@ def test_memory_that_is_no_whole_number_of_activations():
     check_no_bound_is_beaten(schedule, costs)
 
 
+def test_slots_fill_and_empty_by_the_shortest_ops():
+    """Here both slots are full all the time: a bound that counts longer ramps is too high."""
+    nothing, one = np.array([0, 0]), np.array([0, 1])
+    costs = Costs(one, one, nothing, nothing, np.ones(2), np.ones(2))
+    schedule = one_after_the_other(Placement((0, 0)), 4)
+    check_no_bound_is_beaten(schedule, costs)
+    bounds = lower_bounds(costs, schedule.placement, 4, memory=2)
+    assert [bound.value for bound in bounds if bound.name == "slot-area"] == [8]
+
+
 @given(schedules(), st.data())
 def test_less_memory_never_lowers_a_bound(schedule, data):
     costs = data.draw(costs_for(schedule.num_stages))
