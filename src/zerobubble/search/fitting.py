@@ -21,7 +21,28 @@ def wait_before_first_backward(share: Share) -> float:
     Before it only forwards can run, and at most those whose activations fit together.
     """
     gap = float(share.earliest_backward[-1] - share.earliest_forward[0])
-    return max(0.0, gap - _forwards_that_fit(share))
+    wait = gap - _forwards_that_fit(share, share.num_stages)
+    return max(wait, wait_before_deepest_forward(share))
+
+
+def wait_before_deepest_forward(share: Share) -> float:
+    """Give the least idle time of a rank between its first op and the first F of its last stage.
+
+    Before the first F of a stage only the forwards of shallower stages can run, and as no B can
+    have freed memory yet, they must leave room for one microbatch on all deeper stages.
+    """
+    gaps: list[float] = (share.earliest_forward - share.earliest_forward[0]).tolist()
+    return max(0.0, *(gap - _forwards_that_fit(share, depth) for depth, gap in enumerate(gaps)))
+
+
+def wait_before_last_forward(share: Share) -> float:
+    """Give the least idle time of a rank between its first op and its last F.
+
+    If memory cannot hold all microbatches, the last F runs after the first B.
+    """
+    if share.fits_all:
+        return wait_before_deepest_forward(share)
+    return wait_before_first_backward(share)
 
 
 def wait_after_last_forward(share: Share) -> float:
@@ -66,14 +87,18 @@ def weights_before_last_forward(share: Share) -> float:
     return max(0.0, share.num_microbatches * float(share.weight.sum()) - left)
 
 
-def _forwards_that_fit(share: Share) -> float:
-    """Give the most forward work whose activations fit into the memory together."""
-    most = share.num_microbatches * float(share.forward.sum())
+def _forwards_that_fit(share: Share, depth: int) -> float:
+    """Give the most forward work on the first ``depth`` stages that fits into the memory.
+
+    One microbatch has its F on all of these, and room is left for it on the deeper ones.
+    """
+    forward, activation = share.forward[:depth], share.activation[:depth]
+    most = share.num_microbatches * float(forward.sum())
     if share.fits_all:
         return most
     room = _whole(share.limit, share.activation) - float(share.activation.sum())
-    work, sizes = _prefix_sums(share.forward), _prefix_sums(share.activation)
-    return min(most, float(share.forward.sum()) + _most_work(room, work, sizes, share))
+    work, sizes = _prefix_sums(forward), _prefix_sums(activation)
+    return min(most, float(forward.sum()) + _most_work(room, work, sizes, share))
 
 
 def _whole_activations_and_leftovers(share: Share) -> float:

@@ -22,8 +22,7 @@ def smallest_memory(costs: Costs, placement: Placement) -> Floats:
     >>> smallest_memory(Costs.uniform(4, activation=3), wave(2, v=2)).tolist()
     [6.0, 6.0]
     """
-    needed: Floats = np.bincount(placement.stage_to_rank, weights=costs.activation)
-    return needed
+    return np.bincount(placement.stage_to_rank, weights=costs.activation).astype(np.float64)
 
 
 def memory_limits(memory: ArrayLike, costs: Costs, placement: Placement) -> Floats:

@@ -10,6 +10,7 @@ import numpy as np
 from zerobubble.costs import Floats
 from zerobubble.search.fitting import (
     wait_before_first_backward,
+    wait_before_last_forward,
     weights_before_last_forward,
     work_after_last_forward,
 )
@@ -39,8 +40,7 @@ def turn(problem: Problem) -> Floats:
     """Bound by the work of rank e until its last F, from where the last microbatch turns back.
 
     Until the end of its last F, rank e has done all its work but what memory lets it do later,
-    and has waited before its first B (unless memory holds all microbatches: then the last F may
-    run before the first B). From there the last microbatch goes down to the last stage and up to
+    and has waited before. From there the last microbatch goes down to the last stage and up to
     the first stage of d. With it ZB-V (arXiv 2405.15362) is optimal within p microbatches.
 
     The span of d needs its first op to be no later than that of e by the way between, which
@@ -48,8 +48,7 @@ def turn(problem: Problem) -> Floats:
     """
 
     def from_start_to_last_forward(e: Share) -> float:
-        wait = 0.0 if e.fits_all else wait_before_first_backward(e)
-        return e.load - work_after_last_forward(e) + wait
+        return e.load - work_after_last_forward(e) + wait_before_last_forward(e)
 
     leave = [
         e.start + from_start_to_last_forward(e) - float(e.earliest_forward[-1] + e.forward[-1])
@@ -67,11 +66,13 @@ def _way_there_and_back(problem: Problem, leave: list[float]) -> Floats:
     ``leave`` is when e lets the last microbatch go, less when a microbatch alone would be there.
     For the makespan all counts from the start of the pipeline.
     """
-    last_weight = [
-        float(d.earliest_backward[0] + d.backward[0] + d.weight[0]) for d in problem.shares
-    ]
-    first_op = [d.start if problem.objective == "span" else 0.0 for d in problem.shares]
-    return np.array(last_weight)[:, None] - np.array(first_op)[:, None] + np.array(leave)[None, :]
+    way: Floats = np.array(
+        [float(d.earliest_backward[0] + d.backward[0] + d.weight[0]) for d in problem.shares]
+    )
+    if problem.objective == "span":
+        way -= [d.start for d in problem.shares]
+    table: Floats = np.add.outer(way, np.array(leave))
+    return table
 
 
 def _is_no_deeper(problem: Problem) -> "np.ndarray[tuple[int, ...], np.dtype[np.bool_]]":

@@ -6,7 +6,11 @@ from functools import wraps
 import numpy as np
 
 from zerobubble.costs import Floats
-from zerobubble.search.fitting import wait_after_last_forward, wait_before_first_backward
+from zerobubble.search.fitting import (
+    wait_after_last_forward,
+    wait_before_first_backward,
+    wait_before_last_forward,
+)
 from zerobubble.search.problem import Problem, Share
 
 # Gives one value a rank, or one for each two ranks.
@@ -47,11 +51,9 @@ def warm_up(share: Share) -> float:
 def drain(share: Share) -> float:
     """Add the wait for the last microbatch, when a rank has done all else that memory held.
 
-    If memory cannot hold all microbatches, the last F runs after the first B: the waits of
-    warm-up and drain cannot overlap, and add up.
+    The waits before and after the last F cannot overlap, and add up.
     """
-    before, after = wait_before_first_backward(share), wait_after_last_forward(share)
-    return share.load + (max(before, after) if share.fits_all else before + after)
+    return share.load + wait_before_last_forward(share) + wait_after_last_forward(share)
 
 
 @of_each_rank
@@ -76,8 +78,9 @@ def memory_area(share: Share) -> float:
     if kept.any():
         to_free = min(to_free, float((share.weight[kept > 0] / kept[kept > 0]).min()))
     largest, slope = float(size.max()), to_fill + to_free
-    highest = np.sqrt(largest**2 + 2 * area / slope) if slope > 0 else np.inf
-    height = max(largest, min(share.limit, float(highest)))
+    if slope == 0:
+        return area / share.limit
+    height = max(largest, min(share.limit, float(np.sqrt(largest**2 + 2 * area / slope))))
     return area / height + slope * (height - largest) ** 2 / (2 * height)
 
 
@@ -85,20 +88,29 @@ def memory_area(share: Share) -> float:
 def slot_area(share: Share) -> float:
     """Compare the slot-time that the microbatches need with the whole slots that memory has.
 
-    For stages of one size that keep something for W. While any W is left, its leftover takes
-    room, so the activations held for B, plus one if any W is left, are at most
-    n = floor((limit - leftover) / size) + 1, which is floor(limit / size) where the limit is a
-    whole number of activations. These n slots must hold each activation from its F until its B
-    ends, and give one slot to W while it runs. As F takes at most one more slot, and B and W
-    free one, slot k is in use for (span - (k-1) q) at most, q being the shortest F plus the
-    shortest B and W.
+    An activation takes a slot from its F until its B ends; floor(limit / smallest) fit. After the
+    last B a W follows. Or count W in: while any W is left, its leftover takes room, so the
+    activations held for B, plus one if any W is left, are at most
+    floor((limit - leftover) / smallest) + 1, which is no more slots where the limit is a whole
+    number of activations. These slots then also hold each W while it runs.
     """
-    size, kept = float(share.activation[0]), float(share.kept.min())
-    if (share.activation != size).any() or kept == 0:
-        return 0.0
-    held = share.earliest_backward - share.earliest_forward + share.backward + share.weight
+    held = share.earliest_backward - share.earliest_forward + share.backward
+    to_fill, to_free = float(share.forward.min()), float(share.backward.min())
+    last_weight = float(share.weight.min())
+    without_weights = _time_in_slots(share, share.limit, held, to_fill + to_free) + last_weight
+    to_free = float((share.backward + share.weight).min())
+    room = share.limit - float(share.kept.min()) + float(share.activation.min())
+    return max(without_weights, _time_in_slots(share, room, held + share.weight, to_fill + to_free))
+
+
+def _time_in_slots(share: Share, room: float, held: Floats, ramp: float) -> float:
+    """Give the least time in which slots hold every stage of every microbatch for so long.
+
+    An F takes at most one more slot and a backward frees one, so slot k is in use for
+    (time - (k-1) ramp) at most, the ramp being the shortest of both together.
+    """
+    size, most = float(share.activation.min()), share.num_microbatches * share.num_stages
+    number = max(1, int(room / size)) if size * most > room else most
+    slots = np.arange(1, number + 1)
     area = share.num_microbatches * float(held.sum())
-    ramps = float(share.forward.min() + (share.backward + share.weight).min())
-    most = share.num_microbatches * share.num_stages
-    slots = np.arange(1, int(min(most, np.floor((share.limit - kept) / size) + 1)) + 1)
-    return float((area / slots + ramps * (slots - 1) / 2).min())
+    return float((area / slots + ramp * (slots - 1) / 2).min())
