@@ -90,8 +90,8 @@ class TiedParameters:
         if any(form != known[0] for form in known):
             shape = next(list(p.shape) for _, p in copies if p is not None)
             raise UsageError(
-                f"the copies of a tied parameter of shape {shape} differ in shape or dtype, or only "
-                "some of them are frozen: make them alike"
+                f"the copies of a tied parameter of shape {shape} differ in shape or dtype, or "
+                "only some of them are frozen: make them alike"
             )
 
     def _exchange(
