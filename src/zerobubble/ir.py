@@ -144,6 +144,15 @@ def wave(num_ranks: int, v: int) -> Placement:
     return Placement(tuple(r for turn in range(v) for r in (up if turn % 2 else down)))
 
 
+def v_shape(num_ranks: int) -> Placement:
+    """Place two stages on each rank, going down the ranks and back up: ``wave(num_ranks, 2)``.
+
+    >>> v_shape(3).stage_to_rank
+    (0, 1, 2, 2, 1, 0)
+    """
+    return wave(num_ranks, 2)
+
+
 @dataclass(frozen=True, eq=False)
 class Schedule:
     """A placement and the order in which every rank runs its ops.
