@@ -53,9 +53,9 @@ def from_building_block(
     >>> block = {"forward": range(8), "backward": range(15, 7, -1)}
     >>> schedule = from_building_block(wave(4, 2), 3, **block)
     >>> print(draw(simulate(schedule, Costs.uniform(8)), width=100))
-    rank 0 |F0|F1|F2|...........|f0|b0|w0|f1|b1|w1|.....|B0|W0|.....|f2|b2|B1|w2|W1|........|B2|W2|
-    rank 1    |F0|F1|........|f0|..|f1|b0|w0|F2|b1|w1|B0|W0|.....|f2|..|B1|b2|W1|w2|.....|B2|W2|
-    rank 2       |F0|F1|..|f0|..|f1|.....|b0|w0|F2|B0|W0|b1|w1|f2|..|B1|W1|..|b2|w2|..|B2|W2|
+    rank 0 |F0|F1|F2|...........|f0|b0|w0|f1|b1|........|B0|w1|W0|..|f2|b2|B1|w2|W1|........|B2|W2|
+    rank 1    |F0|F1|........|f0|..|f1|b0|w0|F2|.....|B0|b1|W0|w1|f2|..|B1|b2|W1|w2|.....|B2|W2|
+    rank 2       |F0|F1|..|f0|..|f1|.....|b0|w0|F2|B0|W0|..|b1|f2|w1|B1|W1|..|b2|w2|..|B2|W2|
     rank 3          |F0|f0|F1|f1|...........|b0|B0|w0|W0|F2|f2|b1|B1|w1|W1|.....|b2|B2|w2|W2|
     F forward, B input gradient, W weight gradient, . idle, F0 f0 stages of a rank in order
     """
@@ -76,26 +76,33 @@ def from_building_block(
         for i in range(num_microbatches)
     }
     timetable = Timetable(name, placement, num_microbatches, slots)
-    _fill_gaps(timetable)
+    _start_early(timetable)
     timetable.squeeze()
     _drain_early(timetable)
     return timetable.schedule()
 
 
-def _fill_gaps(timetable: Timetable) -> None:
-    """Move ops forward into idle slots, as far as no rank's peak memory grows."""
-    memory = [timetable.memory(rank) for rank in timetable.ranks]
-    peaks = list(map(max, memory))
+def _start_early(timetable: Timetable) -> None:
+    """Move ops of the warm-up forward into idle slots, as far as the peak memory does not grow.
+
+    From the first B of the first stage on, W has filled what can be filled. A fused backward
+    leaves waits there too, so all ops may move.
+    """
+    end = timetable.first_turn()
+    held = [timetable.memory(rank) for rank in timetable.ranks]
+    peak = max(map(max, held))
     for rank, code in timetable.in_order():
-        held, before, end = memory[rank], timetable.start(code), timetable.end(code)
+        kind, slot, freed = timetable.kind(code), timetable.start(code), timetable.end(code)
+        if end is not None and slot >= end:
+            break
         earliest = timetable.earliest(code)
-        if timetable.kind(code) == Kind.F:
-            earliest = _fitting_from(held, peaks[rank], earliest, before)
+        if kind == Kind.F:
+            earliest = _fitting_from(held[rank], peak, earliest, slot)
         timetable.move(rank, code, earliest)
-        if timetable.kind(code) == Kind.F:
-            _add(held, range(timetable.start(code), before), 1)
-        elif timetable.kind(code) != Kind.B:
-            _add(held, range(timetable.end(code), end), -1)
+        if kind == Kind.F:
+            _add(held[rank], range(timetable.start(code), slot), 1)
+        elif kind != Kind.B:
+            _add(held[rank], range(timetable.end(code), freed), -1)
 
 
 def _fitting_from(held: list[int], peak: int, earliest: int, slot: int) -> int:

@@ -117,6 +117,11 @@ class Timetable:
         held = 0
         return [held := held + change for change in changes]
 
+    def first_turn(self) -> int | None:
+        """Give the slot of the first B of the first stage; None where the backward is fused."""
+        slot = self._start[self._schedule.code(Op(Kind.B, 0, 0))]
+        return None if slot < 0 else slot
+
     def last_forward(self, rank: int) -> int:
         """Give the slot of the last F of a rank."""
         return max(self._start[code] for code in self._codes[rank] if self.kind(code) == Kind.F)

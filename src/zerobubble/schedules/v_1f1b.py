@@ -16,9 +16,9 @@ def v_1f1b(*, num_ranks: int, num_microbatches: int) -> Schedule:
     >>> from zerobubble.view.text import draw
     >>> schedule = build("v-1f1b", num_ranks=4, num_microbatches=4)
     >>> print(draw(simulate(schedule, Costs.uniform(8)), width=100))
-    rank 0 |F|F|F|F|.....|f|bw0|f|bw1|.....|f|bw2|.....|f|bw3|BW0|...|BW1|...|BW2|...|BW3|
-    rank 1   |F|F|F|...|f|.|f|.|bw0|F|bw1|f|.....|bw2|f|BW0|.|bw3|BW1|...|BW2|...|BW3|
-    rank 2     |F|F|F|f|.|f|.......|bw0|f|bw1|F|BW0|f|bw2|.|BW1|.|bw3|BW2|...|BW3|
+    rank 0 |F|F|F|F|.....|f|bw0|f|bw1|f|bw2|...........|f|bw3|BW0|...|BW1|...|BW2|...|BW3|
+    rank 1   |F|F|F|F|.|f|.|f|.|bw0|f|bw1|.|bw2|.....|f|BW0|.|bw3|BW1|...|BW2|...|BW3|
+    rank 2     |F|F|F|f|.|f|.|f|...|bw0|F|bw1|.|BW0|f|bw2|.|BW1|.|bw3|BW2|...|BW3|
     rank 3       |F|f|F|f|F|f|.........|bw0|BW0|F|f|bw1|BW1|bw2|BW2|.|bw3|BW3|
     F forward, BW both gradients, . idle, F0 f0 stages of a rank in order
     """

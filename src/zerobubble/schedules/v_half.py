@@ -16,10 +16,10 @@ def v_half(*, num_ranks: int, num_microbatches: int) -> Schedule:
     >>> from zerobubble.view.text import draw
     >>> schedule = build("v-half", num_ranks=4, num_microbatches=4)
     >>> print(draw(simulate(schedule, Costs.uniform(8)), width=100))
-    rank 0 |F0|F1|F2|F3|........|f0|b0|w0|f1|b1|w1|f2|b2|w2|B0|W0|..|f3|b3|B1|w3|B2|W1|W2|..|B3|W3|
-    rank 1    |F0|F1|F2|F3|..|f0|..|f1|b0|w0|f2|b1|w1|..|B0|W0|b2|f3|w2|B1|b3|B2|W1|w3|W2|B3|W3|
-    rank 2       |F0|F1|F2|f0|..|f1|..|f2|b0|w0|F3|b1|B0|W0|w1|f3|b2|B1|w2|B2|b3|W1|W2|B3|w3|W3|
-    rank 3          |F0|f0|F1|f1|F2|f2|.....|b0|w0|B0|W0|F3|f3|b1|B1|b2|B2|w1|W1|b3|B3|w2|W2|w3|W3|
+    rank 0 |F0|F1|F2|F3|........|f0|b0|w0|f1|b1|w1|f2|.....|B0|b2|W0|f3|b3|B1|w2|w3|W1|B2|W2|B3|W3|
+    rank 1    |F0|F1|F2|F3|..|f0|..|f1|b0|w0|f2|b1|w1|..|B0|W0|..|f3|b2|B1|b3|w2|W1|B2|w3|B3|W2|W3|
+    rank 2       |F0|F1|F2|f0|..|f1|..|f2|b0|w0|F3|b1|B0|W0|w1|f3|..|B1|b2|W1|b3|B2|w2|B3|w3|W2|W3|
+    rank 3          |F0|f0|F1|f1|F2|f2|.....|b0|w0|B0|W0|F3|f3|b1|B1|w1|W1|b2|B2|b3|B3|w2|W2|w3|W3|
     F forward, B input gradient, W weight gradient, . idle, F0 f0 stages of a rank in order
     """
     p = num_ranks

@@ -17,9 +17,9 @@ def v_min(*, num_ranks: int, num_microbatches: int) -> Schedule:
     >>> from zerobubble.view.text import draw
     >>> schedule = build("v-min", num_ranks=4, num_microbatches=4)
     >>> print(draw(simulate(schedule, Costs.uniform(8)), width=100))
-    rank 0 |F|F|F|.......|f|b|w|f|b|w|F|.|B|W|...|f|b|B|w|W|.|f|b|B|w|W|.....|B|W|
-    rank 1   |F|F|.....|f|.|f|b|w|F|b|w|B|W|F|.|f|.|B|b|W|w|f|.|B|b|W|w|...|B|W|
-    rank 2     |F|F|.|f|.|f|...|b|w|F|B|W|b|w|f|F|B|W|.|b|f|w|B|W|.|b|w|.|B|W|
+    rank 0 |F|F|F|.......|f|b|w|f|b|.....|B|w|W|F|f|b|B|w|W|.|f|b|B|w|W|.....|B|W|
+    rank 1   |F|F|.....|f|.|f|b|w|F|...|B|b|W|w|f|F|B|b|W|w|f|.|B|b|W|w|...|B|W|
+    rank 2     |F|F|.|f|.|f|...|b|w|F|B|W|.|b|f|w|B|F|W|b|f|w|B|W|.|b|w|.|B|W|
     rank 3       |F|f|F|f|.......|b|B|w|W|F|f|b|B|w|W|F|f|b|B|w|W|...|b|B|w|W|
     F forward, B input gradient, W weight gradient, . idle, F0 f0 stages of a rank in order
     """
