@@ -3,8 +3,10 @@
 from collections.abc import Mapping, Sequence
 from itertools import product
 
+import numpy as np
+
 from zerobubble.errors import ScheduleError, UsageError
-from zerobubble.ir import Kind, Op, Placement, Schedule
+from zerobubble.ir import Codes, Kind, Op, Placement, Schedule
 from zerobubble.schedules.timetable import LENGTHS, Timetable
 
 Block = Mapping[Kind, Sequence[int]]
@@ -90,7 +92,7 @@ def _start_early(timetable: Timetable) -> None:
     """
     end = timetable.first_turn()
     held = [timetable.memory(rank) for rank in timetable.ranks]
-    peak = max(map(max, held))
+    peak = max(int(memory.max()) for memory in held)
     for rank, code in timetable.in_order():
         kind, slot, freed = timetable.kind(code), timetable.start(code), timetable.end(code)
         if end is not None and slot >= end:
@@ -100,21 +102,15 @@ def _start_early(timetable: Timetable) -> None:
             earliest = _fitting_from(held[rank], peak, earliest, slot)
         timetable.move(rank, code, earliest)
         if kind == Kind.F:
-            _add(held[rank], range(timetable.start(code), slot), 1)
+            held[rank][timetable.start(code) : slot] += 1
         elif kind != Kind.B:
-            _add(held[rank], range(timetable.end(code), freed), -1)
+            held[rank][timetable.end(code) : freed] -= 1
 
 
-def _fitting_from(held: list[int], peak: int, earliest: int, slot: int) -> int:
+def _fitting_from(held: Codes, peak: int, earliest: int, slot: int) -> int:
     """Give the first slot, not before ``earliest``, from which one activation more fits."""
-    while slot > earliest and held[slot - 1] < peak:
-        slot -= 1
-    return slot
-
-
-def _add(held: list[int], slots: range, amount: int) -> None:
-    for slot in slots:
-        held[slot] += amount
+    full = np.flatnonzero(held[earliest:slot] >= peak)
+    return earliest + int(full[-1]) + 1 if full.size else earliest
 
 
 def _drain_early(timetable: Timetable) -> None:

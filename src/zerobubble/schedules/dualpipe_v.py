@@ -23,7 +23,7 @@ def dualpipe_v(rank: int, *, num_ranks: int, num_microbatches: int) -> Iterator[
     rank 1   |F|F|F|f|F|f|b|w|f|F|bw1|f|BW0|F|bw2|f|BW1|bw3|f|.|BW2|bw4|BW3|b|B|w|B|W|W|
     rank 2     |F|f|F|f|F|f|F|bw0|f|BW0|F|bw1|f|BW1|F|bw2|f|BW2|bw3|BW3|bw4|B|b|B|W|w|W|
     F forward, B input gradient, W weight gradient, BW both gradients, . idle, F0 f0 stages of a rank in order
-    """
+    """  # noqa: E501
     ops = _ops(rank, num_ranks, max(num_microbatches, 2 * num_ranks))
     return (op for op in ops if op.microbatch < num_microbatches)
 

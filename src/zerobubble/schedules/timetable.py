@@ -6,8 +6,10 @@ F to the end of W or BW. Ops are named by their codes, as in ``Schedule``.
 
 from collections.abc import Iterable, Mapping
 
+import numpy as np
+
 from zerobubble.graph import producers
-from zerobubble.ir import Kind, Op, Placement, Schedule
+from zerobubble.ir import Codes, Kind, Op, Placement, Schedule
 
 LENGTHS = {Kind.F: 1, Kind.B: 1, Kind.W: 1, Kind.BW: 2}
 
@@ -106,16 +108,15 @@ class Timetable:
                 slot += 1
             self._put(rank, code, slot)
 
-    def memory(self, rank: int) -> list[int]:
+    def memory(self, rank: int) -> Codes:
         """Count the activations that a rank holds in every slot."""
-        changes = [0] * (max(map(self.end, self._codes[rank])) + 1)
+        changes = np.zeros(max(map(self.end, self._codes[rank])) + 1, dtype=np.int64)
         for code in self._codes[rank]:
             if self.kind(code) == Kind.F:
                 changes[self._start[code]] += 1
             elif self.kind(code) != Kind.B:
                 changes[self.end(code)] -= 1
-        held = 0
-        return [held := held + change for change in changes]
+        return np.cumsum(changes)
 
     def first_turn(self) -> int | None:
         """Give the slot of the first B of the first stage; None where the backward is fused."""
