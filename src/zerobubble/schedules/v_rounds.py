@@ -43,8 +43,9 @@ def v_rounds(
         costs: of the 2p stages.
         num_microbatches: of the schedule.
         limits: activation memory of each rank, in the unit of the costs.
-        push_backward: whether W may also delay B on the way down again, to keep to the budget.
-        push_forward: likewise F.
+        push_backward: whether W may also delay B of the stage on the way up, to keep to the
+            budget; that of the other stage it always may.
+        push_forward: whether W may delay F of either stage.
         budget: idle time that each rank may spend; by default what the rank that has waited
             longest has spent. A rank with less work than others has as much more.
 
