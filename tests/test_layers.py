@@ -104,6 +104,7 @@ PURE_NAMES = {
     "UsageError",
     "ZeroBubbleError",
     "build",
+    "from_building_block",
     "simulate",
     "verify",
 }

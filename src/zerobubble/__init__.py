@@ -10,6 +10,7 @@ from zerobubble.costs import Costs
 from zerobubble.errors import PipelineError, ScheduleError, UsageError, ZeroBubbleError
 from zerobubble.ir import Kind, Op, Placement, Schedule
 from zerobubble.schedules import build
+from zerobubble.schedules.building_block import from_building_block
 from zerobubble.simulate import Timeline, simulate
 from zerobubble.verify import verify
 
@@ -30,6 +31,7 @@ __all__ = [
     "UsageError",
     "ZeroBubbleError",
     "build",
+    "from_building_block",
     "simulate",
     "verify",
 ]

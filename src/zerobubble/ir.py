@@ -156,7 +156,7 @@ def placement_named(name: str, num_ranks: int) -> Placement:
     kind, _, count = name.partition(":")
     shapes = {"looped": looped, "wave": wave}
     if name in ("linear", "v"):
-        return linear(num_ranks) if name == "linear" else wave(num_ranks, 2)
+        return linear(num_ranks) if name == "linear" else v_shape(num_ranks)
     if kind in shapes and count.isdecimal() and int(count) > 0:
         return shapes[kind](num_ranks, int(count))
     if all(rank.isdecimal() for rank in name.split(",")):
@@ -167,6 +167,15 @@ def placement_named(name: str, num_ranks: int) -> Placement:
         f"placement {name!r} is not known for {num_ranks} ranks: use linear, v, looped:2, wave:4, "
         "or the rank of each stage as in 0,1,1,0"
     )
+
+
+def v_shape(num_ranks: int) -> Placement:
+    """Place two stages on each rank, going down the ranks and back up: ``wave(num_ranks, 2)``.
+
+    >>> v_shape(3).stage_to_rank
+    (0, 1, 2, 2, 1, 0)
+    """
+    return wave(num_ranks, 2)
 
 
 @dataclass(frozen=True, eq=False)

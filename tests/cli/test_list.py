@@ -11,7 +11,9 @@ def test_every_schedule_is_listed_with_its_summary(zerobubble):
     for recipe in REGISTRY.values():
         assert recipe.summary in out
         assert recipe.paper in out
-    assert "\ninterleaved  looped     v=2         arXiv 2104.04473, section 2.2\n" in out
+    words = [line.split() for line in out.splitlines()]
+    assert "interleaved looped v=2 arXiv 2104.04473, section 2.2".split() in words
+    assert "grouped-interleaved looped g,v=2 arXiv 2503.01328, section 4".split() in words
 
 
 def test_json(zerobubble):

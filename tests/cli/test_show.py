@@ -105,7 +105,10 @@ def test_memory_is_a_limit(zerobubble, refused):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["zb-h3", *SIZE], "unknown schedule 'zb-h3': did you mean zb-h2? known are gpipe, "),
+        (
+            ["zb-h3", *SIZE],
+            "unknown schedule 'zb-h3': did you mean zb-h2? known are breadth-first, ",
+        ),
         (["zb-h1", "-p", 4], "zb-h1 needs ranks and microbatches: -m is missing"),
         (["zb-h1", "-m", 4], "zb-h1 needs ranks and microbatches: -p is missing"),
         (["none.json"], "cannot read none.json: No such file or directory"),

@@ -46,8 +46,12 @@ def test_parameters_are_part_of_the_name():
 @pytest.mark.parametrize(
     ("spec", "sizes", "message"),
     [
-        ("zb-h3", (2, 2), "unknown schedule 'zb-h3': did you mean zb-h2? known are gpipe, "),
-        ("xyz", (2, 2), "unknown schedule 'xyz': known are gpipe, "),
+        (
+            "zb-h3",
+            (2, 2),
+            "unknown schedule 'zb-h3': did you mean zb-h2? known are breadth-first, ",
+        ),
+        ("xyz", (2, 2), "unknown schedule 'xyz': known are breadth-first, "),
         ("1f1b", (0, 2), "1f1b: ranks must be at least 1, not 0"),
         ("1f1b", (2, 0), "1f1b: microbatches must be at least 1, not 0"),
         ("interleaved:v=0", (2, 2), "interleaved: v must be at least 1, not 0"),

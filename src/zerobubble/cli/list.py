@@ -41,4 +41,9 @@ def _row(recipe: Recipe) -> dict[str, object]:
 
 
 def _parameters(recipe: Recipe) -> str:
-    return ",".join(f"{key}={value}" for key, value in recipe.parameters.items()) or "-"
+    return (
+        ",".join(
+            key if value is None else f"{key}={value}" for key, value in recipe.parameters.items()
+        )
+        or "-"
+    )

@@ -31,8 +31,8 @@ def interleaved(rank: int, *, num_ranks: int, num_microbatches: int, v: int = 2)
             f"interleaved needs a multiple of {num_ranks} microbatches, not {num_microbatches}"
         )
     stages = range(rank, num_ranks * v, num_ranks)
-    forwards = list(_grouped(stages, num_ranks, num_microbatches))
-    backwards = list(_grouped(stages[::-1], num_ranks, num_microbatches))
+    forwards = list(grouped(stages, num_ranks, num_microbatches))
+    backwards = list(grouped(stages[::-1], num_ranks, num_microbatches))
     warm_up = min(2 * (num_ranks - rank - 1) + (v - 1) * num_ranks + 1, len(forwards))
     for stage, i in forwards[:warm_up]:
         yield F(stage, i)
@@ -42,7 +42,8 @@ def interleaved(rank: int, *, num_ranks: int, num_microbatches: int, v: int = 2)
             yield F(next_stage, j)
 
 
-def _grouped(stages: range, group: int, num_microbatches: int) -> Iterator[tuple[int, int]]:
+def grouped(stages: range, group: int, num_microbatches: int) -> Iterator[tuple[int, int]]:
+    """Yield stage and microbatch as groups of microbatches pass through the stages in turn."""
     for first in range(0, num_microbatches, group):
         for stage in stages:
             for i in range(first, min(first + group, num_microbatches)):

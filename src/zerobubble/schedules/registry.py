@@ -1,16 +1,16 @@
 """How is a schedule registered, named, found and built?"""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
 from zerobubble.costs import Costs
 from zerobubble.errors import UsageError
-from zerobubble.ir import Op, Placement, Schedule
+from zerobubble.ir import Placement, Schedule
 
-OrderFunction = Callable[..., Iterator[Op]]
+OrderFunction = Callable[..., Any]
 PlacementFunction = Callable[..., Placement]
 
 REGISTRY: dict[str, "Recipe"] = {}
@@ -22,19 +22,22 @@ class Recipe:
 
     Attributes:
         name: as on the command line.
-        order: yields the ops of one rank.
+        order: yields the ops of one rank, or returns the whole schedule.
         placement: gives the placement for a number of ranks and the parameters.
         paper: where the schedule was published.
-        parameters: whole numbers that the schedule takes, such as ``v``, with their defaults.
+        parameters: whole numbers that the schedule takes, such as ``v``, with their defaults;
+            None where the default depends on the number of ranks.
         takes_costs: whether the order depends on the costs.
+        is_whole: whether ``order`` returns the whole schedule.
     """
 
     name: str
     order: OrderFunction
     placement: PlacementFunction
     paper: str
-    parameters: dict[str, int]
+    parameters: dict[str, int | None]
     takes_costs: bool
+    is_whole: bool = False
 
     @property
     def summary(self) -> str:
@@ -69,8 +72,11 @@ class Recipe:
         if self.takes_costs:
             given |= {"costs": costs or Costs.of_ranks(placement)}
         given |= {"num_ranks": num_ranks, "num_microbatches": num_microbatches}
-        ops = [self.order(rank, **given) for rank in range(num_ranks)]
         name = ":".join([self.name, ",".join(f"{k}={v}" for k, v in parameters.items())])
+        if self.is_whole:
+            whole: Schedule = self.order(**given)
+            return whole.renamed(name.rstrip(":"))
+        ops = [self.order(rank, **given) for rank in range(num_ranks)]
         return Schedule.from_ops(name.rstrip(":"), placement, num_microbatches, ops)
 
 
@@ -80,8 +86,9 @@ def schedule(
     """Register a function that yields the ops of one rank in the order it runs them.
 
     The function takes ``rank`` and the keywords ``num_ranks`` and ``num_microbatches``; further
-    keywords with whole numbers as defaults are the schedule's parameters, and ``costs`` receives
-    the costs. The placement function takes the number of ranks and any of the parameters.
+    keywords with whole numbers or None as defaults are the schedule's parameters, and ``costs``
+    receives the costs. A function without ``rank`` returns the whole schedule instead. The
+    placement function takes the number of ranks and any of the parameters.
     """
 
     def register(order: OrderFunction) -> OrderFunction:
@@ -92,7 +99,8 @@ def schedule(
             if keyword.default is not inspect.Parameter.empty and key != "costs"
         }
         takes_costs = "costs" in keywords
-        REGISTRY[name] = Recipe(name, order, placement, paper, parameters, takes_costs)
+        is_whole = "rank" not in keywords
+        REGISTRY[name] = Recipe(name, order, placement, paper, parameters, takes_costs, is_whole)
         return order
 
     return register
@@ -144,12 +152,12 @@ def build(spec: str, num_ranks: int, num_microbatches: int, costs: Costs | None 
     return recipe(name).build(num_ranks, num_microbatches, costs, **parameters)
 
 
-def _accepted(function: Callable[..., Any], given: dict[str, int]) -> dict[str, int]:
+def _accepted(function: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
     keywords = inspect.signature(function).parameters
     return {key: value for key, value in given.items() if key in keywords}
 
 
-def _check_counts(name: str, counts: dict[str, int]) -> None:
+def _check_counts(name: str, counts: Mapping[str, int | None]) -> None:
     for what, count in counts.items():
-        if count < 1:
+        if count is not None and count < 1:
             raise UsageError(f"{name}: {what} must be at least 1, not {count}")
