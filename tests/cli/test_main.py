@@ -58,9 +58,9 @@ def test_version(zerobubble):
         ),
         (
             ["_arguments"],
-            "zerobubble _arguments: unknown command: the commands are compare, list, show, ",
+            "zerobubble _arguments: unknown command: the commands are compare, list, search, ",
         ),
-        (["--foo"], "zerobubble --foo: unknown command: the commands are compare, list, show, "),
+        (["--foo"], "zerobubble --foo: unknown command: the commands are compare, list, search, "),
         (["show"], "zerobubble show: missing SCHEDULE (see zerobubble show --help)"),
         (["list", "x"], "zerobubble list: unexpected argument 'x' (see zerobubble list --help)"),
         (

@@ -49,7 +49,7 @@ def test_v_at_equal_times_has_no_bubble_at_the_memory_of_1f1b():
     assert found.is_proved_optimal
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(st.data())
 def test_never_above_a_registered_schedule_that_fits_nor_below_the_bound(data):
     placement = data.draw(placements())

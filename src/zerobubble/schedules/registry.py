@@ -69,6 +69,11 @@ class Recipe:
         placement = self.place(num_ranks, **parameters)
         _check_counts(self.name, {"microbatches": num_microbatches})
         given: dict[str, Any] = self.parameters | parameters
+        if costs is not None and costs.num_stages != placement.num_stages:
+            raise UsageError(
+                f"costs for {costs.num_stages} stages given, but {self.name} has "
+                f"{placement.num_stages}"
+            )
         if self.takes_costs:
             given |= {"costs": costs or Costs.of_ranks(placement)}
         given |= {"num_ranks": num_ranks, "num_microbatches": num_microbatches}

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -202,17 +203,20 @@ class _Search:
 
     def _try_registered(self) -> Iterator[float]:
         problem = self.problem
+        num_ranks, per_rank = problem.placement.num_ranks, len(problem.placement.stages_of(0))
         for recipe in REGISTRY.values():
-            try:
-                schedule = recipe.build(
-                    problem.placement.num_ranks, problem.num_microbatches, problem.costs
-                )
-            except (ScheduleError, UsageError):
-                continue
-            if schedule.placement == problem.placement and not violations(
-                schedule, problem.costs, problem.limits
-            ):
-                yield self._keep(schedule)
+            for parameters in ({}, {"v": per_rank}, {"waves": max(1, per_rank // 2)}):
+                if not parameters.keys() <= recipe.parameters.keys():
+                    continue
+                if recipe.place(num_ranks, **parameters) != problem.placement:
+                    continue
+                with suppress(ScheduleError):  # it is not defined for these numbers
+                    schedule = recipe.build(
+                        num_ranks, problem.num_microbatches, problem.costs, **parameters
+                    )
+                    if not violations(schedule, problem.costs, problem.limits):
+                        yield self._keep(schedule)
+                break
 
     def _try_portfolio(self) -> Iterator[float]:
         scored: list[tuple[float, int, Family]] = []
