@@ -87,8 +87,8 @@ def from_building_block(
 def _start_early(timetable: Timetable) -> None:
     """Move ops of the warm-up forward into idle slots, as far as the peak memory does not grow.
 
-    From the first B of the first stage on, W has filled what can be filled. A fused backward
-    leaves waits there too, so all ops may move.
+    From the first B of the first stage on, W fills the waits; a fused backward leaves them there
+    too, so then all ops may move.
     """
     end = timetable.first_turn()
     held = [timetable.memory(rank) for rank in timetable.ranks]
@@ -174,10 +174,11 @@ def _check_slots(name: str, placement: Placement, block: Block, period: int) -> 
                 f"period is {period}: make it longer"
             )
         for kind, stage in product(block, stages):
+            op = f"{kind.name} of stage {stage}"
             for slot in range(block[kind][stage], block[kind][stage] + LENGTHS[kind]):
-                other = taken.setdefault(slot % period, f"{kind.name} of stage {stage}")
-                if other != f"{kind.name} of stage {stage}":
+                other = taken.setdefault(slot % period, op)
+                if other != op:
                     raise ScheduleError(
-                        f"{name}: rank {rank} has {other} and {kind.name} of stage {stage} in "
-                        f"slot {slot % period} of the period: move one of them"
+                        f"{name}: rank {rank} has {other} and {op} in slot {slot % period} of the "
+                        "period: move one of them"
                     )
