@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 
 from zerobubble.errors import ScheduleError, UsageError
-from zerobubble.ir import Codes, Kind, Op, Placement, Schedule
+from zerobubble.ir import Kind, Op, Placement, Schedule
 from zerobubble.schedules.timetable import LENGTHS, Timetable
 
 Block = Mapping[Kind, Sequence[int]]
@@ -99,18 +99,13 @@ def _start_early(timetable: Timetable) -> None:
             break
         earliest = timetable.earliest(code)
         if kind == Kind.F:
-            earliest = _fitting_from(held[rank], peak, earliest, slot)
+            full = np.flatnonzero(held[rank][earliest:slot] >= peak)
+            earliest += int(full[-1]) + 1 if full.size else 0
         timetable.move(rank, code, earliest)
         if kind == Kind.F:
             held[rank][timetable.start(code) : slot] += 1
         elif kind != Kind.B:
             held[rank][timetable.end(code) : freed] -= 1
-
-
-def _fitting_from(held: Codes, peak: int, earliest: int, slot: int) -> int:
-    """Give the first slot, not before ``earliest``, from which one activation more fits."""
-    full = np.flatnonzero(held[earliest:slot] >= peak)
-    return earliest + int(full[-1]) + 1 if full.size else earliest
 
 
 def _drain_early(timetable: Timetable) -> None:
