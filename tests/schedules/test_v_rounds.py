@@ -39,15 +39,15 @@ def test_the_idle_time_is_known(p, m, data, switches):
     )
 
 
-@given(st.integers(1, 6), st.integers(1, 14), st.floats(1, 20))
-def test_any_limit_is_kept_or_refused(p, m, limit):
-    costs = Costs.uniform(2 * p, f=3, b=4, w=2, transfer=0.5, kept=0.5)
-    try:
-        rounds = v_rounds(costs, m, [limit] * p)
-    except ScheduleError:
-        assert limit < 2 * p, "twice p stage activations are enough"
-        return
-    verify(schedule_of(rounds, p, m), costs, limit)
+@given(st.integers(1, 5), st.integers(1, 14), st.data())
+def test_any_limit_that_holds_one_microbatch_is_kept(p, m, data):
+    sizes = st.sampled_from([0.5, 1.0, 2.0, 3.0])
+    activation = np.array(data.draw(st.lists(sizes, min_size=2 * p, max_size=2 * p)))
+    ones = np.ones(2 * p)
+    costs = Costs(3 * ones, 4 * ones, 2 * ones, 0.5 * ones, activation, 0.5 * activation)
+    shares = data.draw(st.lists(st.floats(1, 6), min_size=p, max_size=p))
+    limits = shares * (activation[:p] + activation[p:][::-1])
+    verify(schedule_of(v_rounds(costs, m, limits), p, m), costs, limits)
 
 
 def test_too_little_memory_is_told():

@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 
 from zerobubble.errors import ScheduleError, UsageError
-from zerobubble.ir import Codes, Kind, Op, Placement, Schedule
+from zerobubble.ir import Kind, Op, Placement, Schedule
 from zerobubble.schedules.timetable import LENGTHS, Timetable
 
 Block = Mapping[Kind, Sequence[int]]
@@ -87,8 +87,8 @@ def from_building_block(
 def _start_early(timetable: Timetable) -> None:
     """Move ops of the warm-up forward into idle slots, as far as the peak memory does not grow.
 
-    From the first B of the first stage on, W has filled what can be filled. A fused backward
-    leaves waits there too, so all ops may move.
+    From the first B of the first stage on, W fills the waits; a fused backward leaves them there
+    too, so then all ops may move.
     """
     end = timetable.first_turn()
     held = [timetable.memory(rank) for rank in timetable.ranks]
@@ -99,18 +99,13 @@ def _start_early(timetable: Timetable) -> None:
             break
         earliest = timetable.earliest(code)
         if kind == Kind.F:
-            earliest = _fitting_from(held[rank], peak, earliest, slot)
+            full = np.flatnonzero(held[rank][earliest:slot] >= peak)
+            earliest += int(full[-1]) + 1 if full.size else 0
         timetable.move(rank, code, earliest)
         if kind == Kind.F:
             held[rank][timetable.start(code) : slot] += 1
         elif kind != Kind.B:
             held[rank][timetable.end(code) : freed] -= 1
-
-
-def _fitting_from(held: Codes, peak: int, earliest: int, slot: int) -> int:
-    """Give the first slot, not before ``earliest``, from which one activation more fits."""
-    full = np.flatnonzero(held[earliest:slot] >= peak)
-    return earliest + int(full[-1]) + 1 if full.size else earliest
 
 
 def _drain_early(timetable: Timetable) -> None:
@@ -174,10 +169,11 @@ def _check_slots(name: str, placement: Placement, block: Block, period: int) -> 
                 f"period is {period}: make it longer"
             )
         for kind, stage in product(block, stages):
+            op = f"{kind.name} of stage {stage}"
             for slot in range(block[kind][stage], block[kind][stage] + LENGTHS[kind]):
-                other = taken.setdefault(slot % period, f"{kind.name} of stage {stage}")
-                if other != f"{kind.name} of stage {stage}":
+                other = taken.setdefault(slot % period, op)
+                if other != op:
                     raise ScheduleError(
-                        f"{name}: rank {rank} has {other} and {kind.name} of stage {stage} in "
-                        f"slot {slot % period} of the period: move one of them"
+                        f"{name}: rank {rank} has {other} and {op} in slot {slot % period} of the "
+                        "period: move one of them"
                     )

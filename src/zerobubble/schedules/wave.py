@@ -52,7 +52,6 @@ def _one_after_the_other(placement: Placement, num_microbatches: int) -> Schedul
         slot = 0
         for op in _path(placement.num_stages, i):
             taken, length = busy[placement.stage_to_rank[op.stage]], LENGTHS[op.kind]
-            slot = max(slot, starts.get(op._replace(microbatch=i - 1), 0))
             while not taken.isdisjoint(range(slot, slot + length)):
                 slot += 1
             taken.update(range(slot, slot + length))

@@ -10,9 +10,9 @@ from zerobubble.schedules.v_rounds import v_rounds
 
 @schedule("zb-v", placement=v_shape, paper="arXiv 2401.10241, section 6")
 def zb_v(*, num_ranks: int, num_microbatches: int, costs: Costs) -> Schedule:
-    """Advance all ranks round by round and wait no longer than the others: peak memory p.
+    """Advance all ranks round by round, none waiting longer than others: no bubble, memory p.
 
-    With equal times and m >= 2p the bubble is zero. With other times the ranks share one idle
+    The bubble is zero with equal times and m >= 2p. With other times the ranks share one idle
     budget. For equal stages, F >= B and W of a rank and c a hop, the bubble is then
     (p-1)(F+B)/2 + 6(p-1)c - (2p-1)W/2, unless that is negative.
 
