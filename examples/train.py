@@ -11,7 +11,7 @@ layers.append(lambda: nn.Linear(64, 10))
 
 schedule = zb.build("zb-h1", num_ranks=4, num_microbatches=8)
 pipe = zb.Pipeline(layers, schedule, nn.functional.cross_entropy)
-opt = pipe.optimizer(torch.optim.AdamW, lr=1e-3, max_grad_norm=1.0)
+opt = pipe.optimizer(torch.optim.AdamW, lr=3e-3, max_grad_norm=1.0)
 
 generator = torch.Generator().manual_seed(0)
 for _ in range(100):

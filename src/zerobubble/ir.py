@@ -203,6 +203,8 @@ class Schedule:
                 f"{self.name}: {len(self.orders)} orders for {self.num_ranks} ranks: "
                 "give one order for each rank"
             )
+        if self.num_microbatches < 1:
+            raise ScheduleError(f"{self.name}: a schedule has at least 1 microbatch")
         for rank, order in enumerate(self.orders):
             if len(order) and not 0 <= order.min() <= order.max() < self.num_codes:
                 raise ScheduleError(

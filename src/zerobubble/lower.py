@@ -193,6 +193,10 @@ class _Receives:
         self.num_posted = max(self.num_posted, min(self.num_wanted, len(self.queue)))
 
 
+def _from(instructions: tuple[Instruction, ...], first: int) -> Iterator[Instruction]:
+    return (instructions[index] for index in range(first, len(instructions)))
+
+
 def _received_late(program: Program) -> Program:
     """Post every receive no earlier than it, or a later one from the same peer, is awaited."""
     postponed: dict[int, deque[Instruction]] = defaultdict(deque)
@@ -232,7 +236,7 @@ def prove_no_deadlock(programs: tuple[Program, ...], sends_block: bool = True) -
     runnable = list(range(len(programs)))
     while runnable:
         rank = runnable.pop()
-        for action, op, _ in programs[rank].instructions[counters[rank] :]:
+        for action, op, _ in _from(programs[rank].instructions, counters[rank]):
             if action in may_pass and op not in may_pass[action]:
                 enabler = Action.SEND if action is Action.AWAIT else Action.RECEIVE
                 waiting[enabler, op] = rank

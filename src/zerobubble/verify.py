@@ -245,6 +245,8 @@ def _limits(memory: ArrayLike | None, num_ranks: int) -> Floats | None:
     if memory is None:
         return None
     limits: Floats = np.asarray(memory, dtype=np.float64)
+    if not (limits >= 0).all():
+        raise UsageError(f"memory limits must not be negative or nan: {memory}")
     if limits.ndim == 0:
         return np.full(num_ranks, limits)
     if limits.shape != (num_ranks,):

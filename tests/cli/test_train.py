@@ -219,3 +219,49 @@ def test_an_unknown_option_names_the_nearest(capsys: pytest.CaptureFixture[str])
         complaint
         == "unrecognized option --stepz: did you mean --steps? (see zerobubble train --help)"
     )
+
+
+@pytest.mark.timeout(120)
+def test_a_configuration_that_can_be_read_only_once_reaches_every_rank(text: Path) -> None:
+    arguments = command(text, "-p", "2")
+    once = b"[run]\nseed = 5\nsteps = 2\n"
+    given = [word for word in arguments if not word.startswith("--steps")]
+    given[given.index("train") + 1 : given.index("train") + 1] = ["--config", "/dev/stdin"]
+    done = subprocess.run(given, env=environment(), input=once, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    run = text.parent / "out"
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == 2
+    assert "seed = 5" in (run / "config.toml").read_text()
+
+
+def test_a_broken_schedule_file_is_one_line_before_anything_starts(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "broken.json"
+    main(["show", "zb-h1", "-p", "2", "-m", "4", "--out", str(path)])
+    path.write_text(path.read_text().replace('"W3@1"', '"W2@1"'))
+    capsys.readouterr()
+    assert main(["train", "--schedule", str(path), "-p", "2", "-m", "4"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("zerobubble train: zb-h1: rank 1: W2 of stage 1 runs 2 times")
+    assert captured.err.count("\n") == 1
+
+
+@pytest.mark.timeout(120)
+def test_a_rank_that_is_asked_to_end_is_named(text: Path) -> None:
+    started = start(command(text, "-p", "2", "--steps", "100000"))
+    metrics = text.parent / "out" / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0, seconds=60)
+    os.kill(max(pid for pid in processes_of(started) if pid != started.pid), signal.SIGTERM)
+    _, errors = started.communicate(timeout=30)
+    assert started.returncode == 1
+    assert "rank 1" in errors.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("out", [".", "/", ""])
+def test_an_output_folder_without_a_name_is_refused(
+    capsys: pytest.CaptureFixture[str], text: Path, out: str
+) -> None:
+    assert main(["train", *TINY, "-p", "1", "--paths", str(text), "--out", out]) == 2
+    assert "names no new folder" in capsys.readouterr().err

@@ -117,6 +117,10 @@ def one_mistake(rank, mistake):
         x, y = x[:7], y[:7]
     elif mistake == "indivisible-y":
         y = y[:7]
+    elif mistake == "other-schedule" and rank == 1:
+        two_ranks(layers, build("zb-h1", 2, 2)).step(x, y)
+    elif mistake == "other-call" and rank == 1:
+        two_ranks(layers).eval(x, y)
     elif mistake == "no-x":
         x = None
     elif mistake == "no-y":
@@ -133,6 +137,8 @@ FIRST_TO_SEE = {
     "unknown-tied": (1, "UsageError", "tied parameter '3.out.wait' does not exist; layer 3 has ["),
     "indivisible": (0, "UsageError", "the batch x of shape [7, 5] cannot be split into 2 micro"),
     "indivisible-y": (1, "UsageError", "the target y of shape [7, 5] cannot be split into 2 micro"),
+    "other-schedule": (1, "UsageError", "ranks 0 and 1 do not run the same: all ranks must be"),
+    "other-call": (1, "UsageError", "ranks 0 and 1 do not run the same: all ranks must be given"),
     "no-x": (0, "UsageError", "rank 0 holds stage 0 and needs x"),
     "no-y": (1, "UsageError", "rank 1 holds stage 1 and needs y"),
     "unsupported-output": (
@@ -143,8 +149,8 @@ FIRST_TO_SEE = {
     "changing-output": (
         0,
         "PipelineError",
-        "rank 0, F0 of stage 0, step 2: UsageError: the output of stage 0 changed from "
-        "(float32[4, 5, 8] with gradient, 2) to (float32[4, 5, 8] with gradient, 3) although the "
+        "rank 0, F1 of stage 0, step 1: UsageError: the output of stage 0 changed from "
+        "(float32[4, 5, 8] with gradient, 1) to (float32[4, 5, 8] with gradient, 2) although the "
         "batch has the same shapes",
     ),
     "vector-loss": (

@@ -28,6 +28,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ZeroBubbleError as error:
         print(f"{command}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        print(f"{command}: needs PyTorch: pip install 'zerobubble[torch]'", file=sys.stderr)
+        return 2
     except BrokenPipeError:
         _drop_output()
         return 0

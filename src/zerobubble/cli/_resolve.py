@@ -101,7 +101,7 @@ def _build(
 
 def _must_agree(path: str, what: str, flag: str, in_file: int, given: int | None) -> None:
     if given not in (None, in_file):
-        raise UsageError(f"{path} is for {in_file} {what}, not {given}: leave out {flag}")
+        raise UsageError(f"{path} is for {in_file} {what}, not {given}: give {flag} {in_file}")
 
 
 def _looks_like_a_file(text: str) -> bool:

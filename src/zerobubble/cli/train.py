@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from tempfile import NamedTemporaryFile
 from typing import Annotated
 
 import tyro
@@ -15,7 +16,8 @@ from zerobubble.cli._resolve import resolve
 from zerobubble.formats.reading import read_text
 from zerobubble.ir import Schedule
 from zerobubble.train.config import TrainConfig
-from zerobubble.train.config_file import from_toml
+from zerobubble.train.config_file import from_toml, to_toml
+from zerobubble.verify import verify
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ def run(argv: Sequence[str]) -> int:
     schedule, _ = resolve(
         run_config.schedule, run_config.ranks, run_config.microbatches, UNIT_COSTS
     )
+    verify(schedule)
     if "RANK" in os.environ:
         _work(config, schedule)
     elif schedule.num_ranks == 1:
@@ -60,7 +63,7 @@ def run(argv: Sequence[str]) -> int:
 
         train(config, schedule)
     else:
-        _launch(config, schedule, argv)
+        _launch(config, schedule)
     return 0
 
 
@@ -76,8 +79,11 @@ def _work(config: TrainConfig, schedule: Schedule) -> None:
         raise
 
 
-def _launch(config: TrainConfig, schedule: Schedule, argv: Sequence[str]) -> None:
-    """Start the ranks after looking for what would make every one of them fail alike."""
+def _launch(config: TrainConfig, schedule: Schedule) -> None:
+    """Start the ranks after looking for what would make every one of them fail alike.
+
+    They get the resolved configuration, so that all of them run the same even if a file changes.
+    """
     from zerobubble.runtime.partition import split_layers
     from zerobubble.runtime.pipeline import find_device
     from zerobubble.train.data import load_data
@@ -88,5 +94,8 @@ def _launch(config: TrainConfig, schedule: Schedule, argv: Sequence[str]) -> Non
     find_device(config.run.device)
     load_data(config)
     threads = threads_per_rank(config.run.threads, schedule.num_ranks)
-    command = [sys.executable, "-m", "zerobubble", "train", *argv]
-    launch(command, schedule.num_ranks, threads)
+    with NamedTemporaryFile("w", encoding="utf-8", suffix=".toml") as resolved:
+        resolved.write(to_toml(config))
+        resolved.flush()
+        command = [sys.executable, "-m", "zerobubble", "train", "--config", resolved.name]
+        launch(command, schedule.num_ranks, threads)

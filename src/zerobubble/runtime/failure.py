@@ -4,6 +4,7 @@ The rank that fails leaves one line in the store that the processes share, then 
 neighbours notice the broken connection, read the line, and end with it; so do theirs.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,7 +21,7 @@ def describe(error: Exception, rank: int, step: int, instruction: Instruction) -
     """Turn an error in an instruction into one that names the rank, op and cause, for all ranks."""
     action, op, peer = instruction
     where = f"rank {rank}, {op}, step {step}"
-    if action in _MESSAGE_ACTIONS and isinstance(error, RuntimeError):
+    if action in _MESSAGE_ACTIONS and _is_lost_connection(error):
         lost = f"rank {rank} lost rank {peer} at {instruction}, step {step}"
         cause = _first_cause(f"{lost}: {_one_line(error)}")
         return PipelineError(f"{where}: stopped, because of {cause}")
@@ -44,8 +45,18 @@ def naming_the_cause(rank: int, what: str) -> Iterator[None]:
     except PipelineError:
         raise
     except RuntimeError as error:
+        if not _is_lost_connection(error):
+            cause = _first_cause(f"rank {rank}, {what}: {type(error).__name__}: {_one_line(error)}")
+            raise PipelineError(cause) from error
         cause = _first_cause(f"rank {rank} lost another rank, {what}: {_one_line(error)}")
         raise PipelineError(f"rank {rank}, {what}: stopped, because of {cause}") from error
+
+
+def _is_lost_connection(error: Exception) -> bool:
+    """Tell the errors of gloo, NCCL and the store from others, such as lack of memory."""
+    words = r"gloo|nccl|connection|timed? ?out|socket"
+    is_lost = re.search(words, str(error), re.IGNORECASE) is not None
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and is_lost)
 
 
 def _first_cause(cause: str) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from zerobubble.autograd import ready_to_defer
-from zerobubble.errors import UsageError
+from zerobubble.errors import PipelineError, UsageError
 from zerobubble.ir import Kind, Schedule
 from zerobubble.lower import Action, Program, forward_only, lower
 from zerobubble.runtime.boundary import flatten, split_batch
@@ -74,8 +74,13 @@ class Pipeline:
         timeout: float = 600.0,
         num_recorded_steps: int = 1,
     ) -> None:
+        if not isinstance(schedule, Schedule):
+            raise UsageError(
+                f"schedule must be a Schedule, such as zb.build gives, not {schedule!r}"
+            )
         verify(schedule)
         self.schedule = schedule
+        self._failure: PipelineError | None = None
         self.device = find_device(device)
         layers = list(layers)
         self.layers_of_stage = split_layers(len(layers), schedule.num_stages, layers_per_stage)
@@ -103,6 +108,7 @@ class Pipeline:
         self._training = bind(programs[self.rank], recorder=self._recorder)
         self._evaluation = bind(evaluations[self.rank])
         self._layouts: defaultdict[int, Layouts] = defaultdict(Layouts)
+        self._digest = crc32(b"".join(order.tobytes() for order in schedule.orders))
         self.num_steps = 0
 
     def _build_stage(
@@ -218,6 +224,8 @@ class Pipeline:
             return gather_timelines(self._recorder, self.schedule, self._transport)
 
     def _run(self, executor: Executor, x: Any, y: Any, purpose: str) -> Tensor:
+        if self._failure is not None:
+            raise PipelineError(f"this pipeline has stopped: {self._failure}: build it anew")
         last = self.stages.get(self.schedule.num_stages - 1)
         try:
             with naming_the_cause(self.rank, f"start of step {self.num_steps}"):
@@ -227,6 +235,9 @@ class Pipeline:
             loss = torch.zeros((), device=self.device)
             if last is not None and last.loss is not None:
                 loss = last.loss.float().reshape(())
+        except PipelineError as error:
+            self._failure = error
+            raise
         finally:
             self._messages.reset()
             for stage in self.stages.values():
@@ -253,13 +264,21 @@ class Pipeline:
     def _announce(self, signature: int, purpose: str) -> None:
         """Pass the signature of the batch from the first stage's rank round to all others."""
         transport, first = self._transport, self.schedule.placement.stage_to_rank[0]
-        message = torch.tensor([signature])
+        intention = crc32(f"{purpose} {self._digest}".encode())
+        message = torch.tensor([signature, intention])
         if self.rank != first:
-            transport.receive_control(message, (self.rank - 1) % transport.num_ranks)
+            before = (self.rank - 1) % transport.num_ranks
+            transport.receive_control(message, before)
+            if int(message[1]) != intention:
+                raise UsageError(
+                    f"ranks {before} and {self.rank} do not run the same: all ranks must be given "
+                    "the same schedule and call step and eval in the same order"
+                )
         transport.flush()
         if (self.rank + 1) % transport.num_ranks != first:
             transport.send_control(message, (self.rank + 1) % transport.num_ranks)
-        self._messages.layouts = self._layouts[crc32(f"{purpose}{int(message)}".encode())]
+        key = crc32(f"{purpose}{int(message[0])}".encode())
+        self._messages.layouts = self._layouts[key]
 
 
 def _pairs(programs: Sequence[Program]) -> set[tuple[int, int]]:
@@ -278,6 +297,8 @@ def find_device(device: str | torch.device) -> torch.device:
         chosen = torch.device(device)
     except RuntimeError:
         raise UsageError(f"device {device!r} is unknown: use cpu, cuda or cuda:0") from None
+    if chosen.type not in ("cpu", "cuda"):
+        raise UsageError(f"device {device!r} is not supported: use cpu, cuda or cuda:0")
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise UsageError("device cuda: no CUDA device is available here: use --device cpu")
     return chosen

@@ -75,7 +75,8 @@ class Stage:
         with self.autocast(), self._deferring(microbatch, new=True):
             output = self.module(value)
             if self.loss_fn is not None:
-                output = self._add_loss(self.loss_fn(output, self.targets[microbatch]))
+                loss = self.loss_fn(output, self.targets[microbatch])
+                output = self._add_loss(loss, microbatch)
         tensors, layout = flatten(output, f"the output of stage {self.number}")
         if torch.is_grad_enabled():
             self._edges[microbatch] = [get_gradient_edge(t) for t in tensors if t.requires_grad]
@@ -84,13 +85,21 @@ class Stage:
         elif torch.is_grad_enabled():
             self._gradients[microbatch] = [torch.ones_like(output)]
 
-    def _add_loss(self, loss: Any) -> Tensor:
+    def _trains(self, microbatch: int) -> bool:
+        """Say whether anything in this stage or before it needs a gradient."""
+        return bool(self._inputs[microbatch][0]) or any(
+            parameter.requires_grad for parameter in self.module.parameters()
+        )
+
+    def _add_loss(self, loss: Any, microbatch: int) -> Tensor:
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             is_tensor = isinstance(loss, Tensor)
             what = f"one of shape {list(loss.shape)}" if is_tensor else f"a {type(loss).__name__}"
             raise UsageError(f"loss_fn must return a tensor with one value, not {what}")
         # Not times 1/m: a plain script divides, and that rounds in another way.
         part: Tensor = loss / self.num_parts
+        if torch.is_grad_enabled() and not part.requires_grad and self._trains(microbatch):
+            raise UsageError("the loss has no graph: does loss_fn detach it?")
         self.loss = part.detach() if self.loss is None else self.loss + part.detach()
         return part
 

@@ -1,6 +1,7 @@
 """How is a schedule registered, named, found and built?"""
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -14,6 +15,9 @@ OrderFunction = Callable[..., Any]
 PlacementFunction = Callable[..., Placement]
 
 REGISTRY: dict[str, "Recipe"] = {}
+
+# Ranks times microbatches times stages a rank: beyond it memory would run out.
+LARGEST_SIZE = 2**26
 
 
 @dataclass(frozen=True)
@@ -66,8 +70,9 @@ class Recipe:
             UsageError: a number is not positive, or a parameter is unknown.
             ScheduleError: the schedule is not defined for these numbers.
         """
+        counts = {"ranks": num_ranks, "microbatches": num_microbatches}
+        _check_counts(self.name, counts | self.parameters | parameters)
         placement = self.place(num_ranks, **parameters)
-        _check_counts(self.name, {"microbatches": num_microbatches})
         given: dict[str, Any] = self.parameters | parameters
         if costs is not None and costs.num_stages != placement.num_stages:
             raise UsageError(
@@ -166,3 +171,6 @@ def _check_counts(name: str, counts: Mapping[str, int | None]) -> None:
     for what, count in counts.items():
         if count is not None and count < 1:
             raise UsageError(f"{name}: {what} must be at least 1, not {count}")
+    size = math.prod(count for count in counts.values() if count is not None)
+    if size > LARGEST_SIZE:
+        raise UsageError(f"{name}: {size} ops a kind are too many: at most {LARGEST_SIZE}")

@@ -3,6 +3,7 @@
 import ctypes
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -53,13 +54,20 @@ def launch(command: Sequence[str], num_ranks: int, threads: int) -> None:
 def _describe(error: ChildFailedError) -> str:
     """Name the cause: a rank that was killed cannot report, but those that lost it do."""
     failures: dict[int, ProcessFailure] = error.failures
-    for rank, failure in failures.items():
-        if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:  # sent by the launcher
-            return f"rank {rank} was ended by {signal.Signals(-failure.exitcode).name}"
-    _, failure = error.get_first_failure()
-    reported = failure.error_file_data.get("message", failure.message)
-    message = str(reported["message"] if isinstance(reported, dict) else reported)
-    return message.removeprefix("PipelineError: ")
+    by_signal = {rank: -f.exitcode for rank, f in failures.items() if f.exitcode < 0}
+    killed = {rank: n for rank, n in by_signal.items() if n != signal.SIGTERM}
+    reported = [f for rank, f in failures.items() if rank not in by_signal]
+    if killed or not reported:  # the launcher itself ends ranks with SIGTERM
+        rank, number = next(iter((killed or by_signal).items()))
+        return f"rank {rank} was ended by {_signal_name(number)}"
+    first = min(reported, key=lambda failure: failure.timestamp)
+    message = first.error_file_data.get("message", first.message)
+    text = str(message["message"] if isinstance(message, dict) else message)
+    return re.sub(r"^\w+Error: ", "", text)
+
+
+def _signal_name(number: int) -> str:
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
 def report_failure(error: Exception) -> None:

@@ -1,6 +1,7 @@
 """What does a run leave behind? A folder with its configuration, metrics, schedule and timeline."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -35,8 +36,9 @@ class RunFolder:
         self._metrics = (self.path / "metrics.jsonl").open("w", encoding="utf-8", buffering=1)
 
     def add_metrics(self, values: Mapping[str, float | int]) -> None:
-        """Append one line to ``metrics.jsonl``."""
-        self._metrics.write(json.dumps(values) + "\n")
+        """Append one line to ``metrics.jsonl``; null stands for inf and nan."""
+        finite = {key: x if math.isfinite(x) else None for key, x in values.items()}
+        self._metrics.write(json.dumps(finite) + "\n")
 
     def write_timelines(self, timelines: Sequence[Timeline]) -> None:
         """Write ``timeline.json``."""
@@ -49,6 +51,8 @@ class RunFolder:
 
 
 def _make(wanted: Path) -> Path:
+    if not wanted.name:
+        raise UsageError(f"--out {str(wanted)!r} names no new folder: write one, like runs/mine")
     number, path = 1, wanted
     while True:
         try:
