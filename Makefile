@@ -28,7 +28,7 @@ check: install  ## Look for lint, formatting and type errors
 	$(BIN)/mypy
 
 bench: install  ## Print the benchmark ratios
-	$(BIN)/python -m benchmarks $(ARGS)
+	$(BIN)/python -m benchmarks
 
 clean:  ## Remove the virtual environment and all caches
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
