@@ -100,11 +100,13 @@ PURE_NAMES = {
     "Placement",
     "Schedule",
     "ScheduleError",
+    "SearchResult",
     "Timeline",
     "UsageError",
     "ZeroBubbleError",
     "build",
     "from_building_block",
+    "search",
     "simulate",
     "verify",
 }

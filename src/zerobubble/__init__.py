@@ -1,6 +1,7 @@
 """Pipeline-parallel training for any PyTorch model without idle time.
 
-The names that need torch, ``Pipeline`` and ``PipelineOptimizer``, are loaded when first used.
+The names that need torch, ``Pipeline`` and ``PipelineOptimizer``, and what only a search needs are
+loaded when first used.
 """
 
 from importlib import import_module
@@ -11,11 +12,13 @@ from zerobubble.errors import PipelineError, ScheduleError, UsageError, ZeroBubb
 from zerobubble.ir import Kind, Op, Placement, Schedule
 from zerobubble.schedules import build
 from zerobubble.schedules.building_block import from_building_block
+from zerobubble.search import search
 from zerobubble.simulate import Timeline, simulate
 from zerobubble.verify import verify
 
 if TYPE_CHECKING:
     from zerobubble.runtime import Pipeline, PipelineOptimizer
+    from zerobubble.search import SearchResult
 
 __all__ = [
     "Costs",
@@ -27,17 +30,21 @@ __all__ = [
     "Placement",
     "Schedule",
     "ScheduleError",
+    "SearchResult",
     "Timeline",
     "UsageError",
     "ZeroBubbleError",
     "build",
     "from_building_block",
+    "search",
     "simulate",
     "verify",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "SearchResult":
+        return getattr(import_module("zerobubble.search.engine"), name)
     if name in ("Pipeline", "PipelineOptimizer"):
         try:
             return getattr(import_module("zerobubble.runtime"), name)

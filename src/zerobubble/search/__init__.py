@@ -1,6 +1,65 @@
-"""Which schedule is the best within a memory limit, and how good can one be at all?"""
+"""Which schedule is the best within a memory limit, and how good can one be at all?
 
-from zerobubble.search.bounds import Bound, lower_bound, lower_bounds
-from zerobubble.search.engine import SearchResult, search
+What does the work is loaded with the first search, so that importing the package stays quick.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from zerobubble.costs import Costs
+from zerobubble.ir import Placement
+
+if TYPE_CHECKING:
+    from zerobubble.search.bounds import Bound, lower_bound, lower_bounds
+    from zerobubble.search.engine import SearchResult
+    from zerobubble.search.problem import Objective
 
 __all__ = ["Bound", "SearchResult", "lower_bound", "lower_bounds", "search"]
+
+
+def search(
+    costs: Costs,
+    num_ranks: int,
+    num_microbatches: int,
+    memory: ArrayLike = np.inf,
+    placement: Placement | str | None = None,
+    objective: "Objective" = "span",
+    effort: str = "default",
+) -> "SearchResult":
+    """Find the best schedule for measured costs within a memory limit, with a certificate.
+
+    Every registered schedule that fits is a candidate, so the result is never worse than one of
+    them. The same input and effort give the same schedule on any machine.
+
+    Args:
+        costs: of every stage; their number over ``num_ranks`` is the number of stages a rank.
+        num_ranks: p.
+        num_microbatches: m.
+        memory: limit for every rank, or one for each, in the unit of ``costs.activation``.
+        placement: ``linear``, ``v``, ``looped:2``, ``wave:4`` or any ``Placement``; by default
+            all of these that fit the number of stages are tried.
+        objective: ``span`` where steps follow each other without a barrier, else ``makespan``.
+        effort: ``quick``, ``default`` or ``thorough``.
+
+    Raises:
+        UsageError: the numbers do not fit each other, or no schedule exists within the limit.
+
+    >>> costs = Costs.uniform(4, f=1, b=1, w=1)
+    >>> found = search(costs, num_ranks=4, num_microbatches=8, memory=4)
+    >>> found.timeline.span, found.bound, found.binding
+    (27.0, 27.0, 'rank 0, warm-up, limited by memory')
+    """
+    from zerobubble.search.engine import placements, search_all
+
+    places = placements(placement, num_ranks, costs.num_stages)
+    return search_all(costs, places, num_microbatches, memory, objective, effort)
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        module = "engine" if name == "SearchResult" else "bounds"
+        return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

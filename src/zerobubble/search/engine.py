@@ -1,7 +1,7 @@
 """How is the best schedule found under a memory limit, and when is it good enough to stop?"""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -73,44 +73,21 @@ class SearchResult:
         return self.certificate.reason
 
 
-def search(
+def search_all(
     costs: Costs,
-    num_ranks: int,
+    places: Iterable[Placement],
     num_microbatches: int,
-    memory: ArrayLike = np.inf,
-    placement: Placement | str | None = None,
-    objective: Objective = "span",
-    effort: str = "default",
+    memory: ArrayLike,
+    objective: Objective,
+    effort: str,
 ) -> SearchResult:
-    """Find the best schedule for measured costs within a memory limit, with a certificate.
-
-    Every registered schedule that fits is a candidate, so the result is never worse than one of
-    them. The same input and effort give the same schedule on any machine.
-
-    Args:
-        costs: of every stage; their number over ``num_ranks`` is the number of stages a rank.
-        num_ranks: p.
-        num_microbatches: m.
-        memory: limit for every rank, or one for each, in the unit of ``costs.activation``.
-        placement: ``linear``, ``v``, ``looped:2``, ``wave:4`` or any ``Placement``; by default
-            all of these that fit the number of stages are tried.
-        objective: ``span`` where steps follow each other without a barrier, else ``makespan``.
-        effort: ``quick``, ``default`` or ``thorough``.
-
-    Raises:
-        UsageError: the numbers do not fit each other, or no schedule exists within the limit.
-
-    >>> costs = Costs.uniform(4, f=1, b=1, w=1)
-    >>> found = search(costs, num_ranks=4, num_microbatches=8, memory=4)
-    >>> found.timeline.span, found.bound, found.binding
-    (27.0, 27.0, 'rank 0, warm-up, limited by memory')
-    """
+    """Search every placement, and keep the best; arguments as for ``search``."""
     if effort not in EFFORTS:
         raise UsageError(f"effort must be one of {', '.join(EFFORTS)}, not {effort!r}")
     begin = time.perf_counter()
     results = [
         _Search(Problem(costs, place, num_microbatches, memory, objective)).run(effort)
-        for place in placements(placement, num_ranks, costs.num_stages)
+        for place in places
     ]
     best = min(results, key=lambda found: found.value)
     return SearchResult(
