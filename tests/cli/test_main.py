@@ -142,3 +142,17 @@ def test_an_interrupt_is_silent(zerobubble, monkeypatch):
 
     monkeypatch.setattr(cli, "import_module", interrupt)
     assert zerobubble("list") == (130, "", "")
+
+
+def test_a_command_that_needs_torch_says_how_to_get_it(refused, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for name in [name for name in sys.modules if name.startswith("zerobubble.runtime")]:
+        monkeypatch.delitem(sys.modules, name)
+    line = refused("train", "-p", 2)
+    assert line == "zerobubble train: needs PyTorch: pip install 'zerobubble[torch]'"
+
+
+@pytest.mark.parametrize("numbers", [(99_999, 99_999), (10**12, 1)])
+def test_numbers_beyond_any_memory_are_refused_at_once(refused, numbers):
+    line = refused("show", "zb-h1", "-p", numbers[0], "-m", numbers[1])
+    assert "ops a kind are too many" in line
