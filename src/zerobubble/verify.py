@@ -220,7 +220,8 @@ def violations(
             f"costs for {costs.num_stages} stages given, but {schedule.name} has "
             f"{schedule.num_stages}"
         )
-    subject = Subject(schedule, costs, _limits(memory, schedule.num_ranks))
+    limits = None if memory is None else limits_of_ranks(memory, schedule.num_ranks)
+    subject = Subject(schedule, costs, limits)
     return next((found for rule in RULES if (found := list(rule(subject)))), [])
 
 
@@ -241,12 +242,15 @@ def verify(schedule: Schedule, costs: Costs | None = None, memory: ArrayLike | N
         raise ScheduleError(f"{schedule.name}: {found[0]}{more}")
 
 
-def _limits(memory: ArrayLike | None, num_ranks: int) -> Floats | None:
-    if memory is None:
-        return None
+def limits_of_ranks(memory: ArrayLike, num_ranks: int) -> Floats:
+    """Give every rank its memory limit, from one number for all or one for each.
+
+    Raises:
+        UsageError: a limit is negative or nan, or there are too few or too many.
+    """
     limits: Floats = np.asarray(memory, dtype=np.float64)
     if not (limits >= 0).all():
-        raise UsageError(f"memory limits must not be negative or nan: {memory}")
+        raise UsageError(f"memory limits must not be negative or nan: {limits}")
     if limits.ndim == 0:
         return np.full(num_ranks, limits)
     if limits.shape != (num_ranks,):

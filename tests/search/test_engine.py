@@ -1,6 +1,7 @@
 """Is what the search finds as good as proofs and publications allow, and never worse than known?"""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from tests.strategies import costs_for, placements
 from zerobubble.costs import Costs
 from zerobubble.errors import ScheduleError, UsageError
-from zerobubble.ir import linear, wave
+from zerobubble.ir import Placement, linear, wave
 from zerobubble.schedules import REGISTRY
 from zerobubble.search import search
 from zerobubble.search.limits import smallest_memory
@@ -100,3 +101,14 @@ def test_what_cannot_be_searched_is_refused_in_one_line(changes, message):
     with pytest.raises(UsageError) as refusal:
         search(**asked)
     assert str(refusal.value).startswith(message)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("holders", [(0, 1, 2, 1), (0, 1, 1, 0)])
+def test_ops_that_take_no_time_leave_the_transfers(holders):
+    place = Placement(holders)
+    costs = Costs.uniform(4, f=0, b=0, w=0, transfer=1)
+    num_hops = sum(a != b for a, b in pairwise(holders))
+    found = search(costs, place.num_ranks, 1, 2, place, effort="quick")
+    assert found.timeline.span == found.bound == 2 * num_hops
+    assert search(costs, place.num_ranks, 5, 2, place, effort="quick").value >= 2 * num_hops

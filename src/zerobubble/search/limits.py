@@ -6,6 +6,7 @@ from numpy.typing import ArrayLike
 from zerobubble.costs import Costs, Floats
 from zerobubble.errors import UsageError
 from zerobubble.ir import Placement
+from zerobubble.verify import limits_of_ranks
 
 # A schedule may exceed a limit by this share, as in ``verify.memory_limit``.
 TOLERANCE = 1e-9
@@ -32,12 +33,8 @@ def memory_limits(memory: ArrayLike, costs: Costs, placement: Placement) -> Floa
         UsageError: a limit is not a number or negative, there are too few or too many, or no
             schedule exists within one: the message names the smallest limit that will do.
     """
-    given: Floats = np.asarray(memory, dtype=np.float64)
-    if given.ndim and given.shape != (placement.num_ranks,):
-        raise UsageError(f"{given.size} memory limits given for {placement.num_ranks} ranks")
-    if not (given >= 0).all():
-        raise UsageError(f"memory limits must not be negative or nan: {given}")
-    limits, needed = np.broadcast_to(given, placement.num_ranks), smallest_memory(costs, placement)
+    limits = limits_of_ranks(memory, placement.num_ranks)
+    needed = smallest_memory(costs, placement)
     for rank in np.flatnonzero(needed > limits * (1 + TOLERANCE)).tolist():
         raise UsageError(_explain_shortage(rank, limits, needed, placement))
     return limits

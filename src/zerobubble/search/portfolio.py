@@ -52,7 +52,7 @@ def families(problem: Problem) -> Iterator[Family]:
     or of the rank's forwards (and backwards) alone, fit in it.
     """
     num_stages = problem.placement.num_stages
-    period = float(problem.loads.max()) / problem.num_microbatches
+    period = problem.period
     zero, depth = np.zeros(num_stages), np.arange(num_stages, dtype=np.float64)
     ahead = 10.0 * period * problem.num_microbatches * (num_stages + 1)
     caps = _caps(problem, period)

@@ -104,6 +104,11 @@ class Problem:
         return np.array([share.load for share in self.shares])
 
     @cached_property
+    def period(self) -> float:
+        """Work of the busiest rank for one microbatch; 1 where no op takes time."""
+        return float(self.loads.max()) / self.num_microbatches or 1.0
+
+    @cached_property
     def earliest_starts(self) -> tuple[Floats, Floats]:
         """When F and B of every stage can start, for a microbatch that is alone."""
         return _earliest_starts(self.costs, self.placement)

@@ -81,7 +81,7 @@ def passes(placement: Placement) -> Codes:
 def to_preferences(template: Template, problem: Problem, best: float | None = None) -> Preferences:
     """Turn a template into keys and caps for a problem; ``best`` is what budgets relate to."""
     key_f, key_b = _keys(template, problem)
-    period = float(problem.loads.max()) / problem.num_microbatches
+    period = problem.period
     life = (key_b + problem.costs.backward_input - key_f) / period
     caps = _caps(template, problem, life)
     budgets = np.full(problem.placement.num_ranks, -1.0)
@@ -106,19 +106,21 @@ def _keys(template: Template, problem: Problem) -> tuple[Floats, Floats]:
     travel, numbers = instance_of(problem).travel, passes(problem.placement)
     costs = problem.costs
     last, num_passes = len(numbers) - 1, int(numbers[-1]) + 1
-    unit = float(problem.loads.max()) / problem.num_microbatches / (3 * num_passes)
+    unit = problem.period / (3 * num_passes)
     key_f, key_b = np.zeros(last + 1), np.zeros(last + 1)
     for s in range(1, last + 1):
         least, number = costs.forward[s - 1] + travel[s - 1], numbers[s]
-        is_turn = number != numbers[s - 1]
-        gap = least + template.gaps_f[number - 1] * unit if is_turn else 0.0
-        key_f[s] = key_f[s - 1] + (gap or _hop(template.hops_f[number], least, unit))
+        step = _hop(template.hops_f[number], least, unit)
+        if number != numbers[s - 1]:
+            step = least + template.gaps_f[number - 1] * unit
+        key_f[s] = key_f[s - 1] + step
     key_b[last] = key_f[last] + costs.forward[last] + template.gap_turn * unit
     for s in range(last - 1, -1, -1):
         least, number = costs.backward_input[s + 1] + travel[s], numbers[s]
-        is_turn = number != numbers[s + 1]
-        gap = least + template.gaps_b[number] * unit if is_turn else 0.0
-        key_b[s] = key_b[s + 1] + (gap or _hop(template.hops_b[number], least, unit))
+        step = _hop(template.hops_b[number], least, unit)
+        if number != numbers[s + 1]:
+            step = least + template.gaps_b[number] * unit
+        key_b[s] = key_b[s + 1] + step
     return key_f, key_b
 
 
