@@ -39,23 +39,33 @@ class Hot:
         """The function compiled by numba; the machine code is kept on disk if there is a place."""
         import numba
 
-        names = self.python.__globals__
-        called = {
-            name: names[name].compiled
-            for name in self.python.__code__.co_names
-            if isinstance(names.get(name), Hot)
-        }
-        plain = FunctionType(self.python.__code__, names | called, self.python.__name__)
-        plain.__module__, plain.__qualname__ = self.python.__module__, self.python.__qualname__
+        plain = self._calling("compiled")
         compiled: Callable[..., Any] = numba.njit(plain)
         with suppress(RuntimeError):  # no folder for it can be written
             compiled = numba.njit(cache=True)(plain)
         return compiled
 
+    @cached_property
+    def interpreted(self) -> Callable[..., Any]:
+        """The function in Python; the hot functions that it calls get its lists as they are."""
+        return self._calling("interpreted")
+
+    def _calling(self, way: str) -> FunctionType:
+        """Bind the names of hot functions to one way of running them."""
+        names = self.python.__globals__
+        called = {
+            name: getattr(names[name], way)
+            for name in self.python.__code__.co_names
+            if isinstance(names.get(name), Hot)
+        }
+        bound = FunctionType(self.python.__code__, names | called, self.python.__name__)
+        bound.__module__, bound.__qualname__ = self.python.__module__, self.python.__qualname__
+        return bound
+
     def _run_in_python(self, arguments: tuple[Any, ...]) -> Any:
         """Run it over lists, whose elements Python reaches several times faster."""
         lists = [_as_lists(argument) for argument in arguments]
-        result = self.python(*lists)
+        result = self.interpreted(*lists)
         for argument, values in zip(arguments, lists, strict=True):
             _copy_back(argument, values)
         return result
