@@ -20,8 +20,8 @@ SMALLEST_COMPILED_WORK = 500_000
 class Hot:
     """A function over flat arrays, numbers and named tuples of these that can be compiled.
 
-    The arrays that it fills are passed in; a read-only array is an input. Hot functions may call
-    each other.
+    It makes no arrays or lists: those that it fills are passed in; a read-only array is an input.
+    Hot functions may call each other.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -38,11 +38,15 @@ class Hot:
     def compiled(self) -> Callable[..., Any]:
         """The function compiled by numba; the machine code is kept on disk if there is a place."""
         import numba
+        from numba.core.options import DefaultOptions
 
+        # Nothing is allocated, so no references need be counted: that takes most of the time where
+        # hot functions call each other.
+        options = {"_nrt": False} if hasattr(DefaultOptions, "_nrt") else {}
         plain = self._calling("compiled")
-        compiled: Callable[..., Any] = numba.njit(plain)
+        compiled: Callable[..., Any] = numba.njit(**options)(plain)
         with suppress(RuntimeError):  # no folder for it can be written
-            compiled = numba.njit(cache=True)(plain)
+            compiled = numba.njit(cache=True, **options)(plain)
         return compiled
 
     @cached_property

@@ -4,10 +4,10 @@ A row is one kind of op of one stage, ``row = kind * num_stages + stage``; its m
 planned in order, and ``row * num_microbatches + microbatch`` is the op code.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from zerobubble.costs import Costs, Floats
 from zerobubble.ir import Codes, Kind
@@ -56,6 +56,7 @@ class VPlan(NamedTuple):
         memory: activation memory held.
         idle: time waited, less the time to spare of a rank with less work than others.
         budget: one number, the idle time that each rank may spend.
+        chosen: row whose turn it is; -1 for none.
     """
 
     counts: Codes
@@ -66,12 +67,13 @@ class VPlan(NamedTuple):
     memory: Floats
     idle: Floats
     budget: Floats
+    chosen: Codes
 
 
 def problem_of(
     costs: Costs,
     num_microbatches: int,
-    limits: Sequence[float],
+    limits: ArrayLike,
     *,
     push_backward: bool,
     push_forward: bool,
@@ -117,6 +119,7 @@ def empty_plan(costs: Costs, num_microbatches: int, budget: float) -> VPlan:
         memory=np.zeros(num_ranks),
         idle=work - work.max(),
         budget=np.array([budget]),
+        chosen=np.zeros(num_ranks, np.int64),
     )
 
 

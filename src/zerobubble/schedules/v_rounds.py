@@ -7,10 +7,10 @@ rank may wait as long as the one that has waited longest, and where it would wai
 W delay its B instead.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from zerobubble.costs import Costs, Floats
 from zerobubble.errors import ScheduleError
@@ -30,7 +30,8 @@ from zerobubble.schedules.v_plan import (
     run,
 )
 
-_STEPS_OF_AN_OP = 10
+# To choose, to fill the wait with W, and to run.
+_STEPS_OF_AN_OP = 3
 
 
 class Rounds(NamedTuple):
@@ -48,7 +49,7 @@ class Rounds(NamedTuple):
 def v_rounds(
     costs: Costs,
     num_microbatches: int,
-    limits: Sequence[float] | Floats,
+    limits: ArrayLike,
     *,
     push_backward: bool = False,
     push_forward: bool = False,
@@ -126,16 +127,15 @@ def plan_all(problem: VProblem, plan: VPlan, most: Codes) -> int:
     """
     num_ranks, num_stages = len(plan.clock), len(most)
     plan_warm_up(problem, plan, most)
-    chosen = [0] * num_ranks
     planned = True
     # B of the first stage for the last microbatch follows all other B.
     while planned and plan.counts[num_stages] < problem.num_microbatches:
         for rank in range(num_ranks):
-            chosen[rank] = next_backward(problem, plan, rank)
-        planned = run_round(problem, plan, chosen, True)
+            plan.chosen[rank] = next_backward(problem, plan, rank)
+        planned = run_round(problem, plan, True)
         for rank in range(num_ranks):
-            chosen[rank] = next_forward(problem, plan, rank)
-        planned = run_round(problem, plan, chosen, False) or planned
+            plan.chosen[rank] = next_forward(problem, plan, rank)
+        planned = run_round(problem, plan, False) or planned
     num_planned = 0
     for rank in range(num_ranks):
         row = next_weight(problem, plan, rank)
@@ -184,7 +184,7 @@ def end_of_next(problem: VProblem, plan: VPlan, most: Codes, last: int) -> float
 
 
 @hot
-def run_round(problem: VProblem, plan: VPlan, chosen: list[int], is_backward: bool) -> bool:
+def run_round(problem: VProblem, plan: VPlan, is_backward: bool) -> bool:
     """Plan the chosen row of every rank, and say whether any could run.
 
     Stages on the way down come first, each half in the order in which its inputs are passed on.
@@ -196,7 +196,7 @@ def run_round(problem: VProblem, plan: VPlan, chosen: list[int], is_backward: bo
             rank = index
             if is_backward != on_way_up:
                 rank = num_ranks - 1 - index
-            row = chosen[rank]
+            row = plan.chosen[rank]
             if row < 0 or (row % num_stages >= num_ranks) != on_way_up:
                 continue
             if not is_ready(problem, plan, row):
