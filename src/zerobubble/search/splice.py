@@ -23,7 +23,7 @@ def splice(schedule: Schedule, num_microbatches: int) -> Schedule | None:
 
     Args:
         schedule: whose backwards are all split into B and W; it obeys the rules.
-        num_microbatches: more than the schedule has.
+        num_microbatches: of the longer schedule, at least as many as this one has.
 
     Returns:
         The longer schedule under the same name; None if a backward is not split, or if no period of
@@ -39,8 +39,8 @@ def splice(schedule: Schedule, num_microbatches: int) -> Schedule | None:
     num_added = num_microbatches - schedule.num_microbatches
     if num_added < 0:
         raise UsageError(
-            f"{schedule.name} has {schedule.num_microbatches} microbatches: give more than that, "
-            f"not {num_microbatches}"
+            f"{schedule.name} has {schedule.num_microbatches} microbatches: give at least as "
+            f"many, not {num_microbatches}"
         )
     if not _is_split(schedule):
         return None
@@ -85,8 +85,8 @@ def _cuts(schedule: Schedule, period: int) -> list[int] | None:
     cuts = []
     for order in schedule.orders:
         num_ops = len(order) // schedule.num_microbatches * period
-        # A code that is larger by the period is of the same kind and stage: if it were the first
-        # of the next row, that row would be missing in the period before.
+        # A code that is larger by the period is of the same kind and stage: if it were among the
+        # first of the next one, these would be missing in the period before.
         again = order[num_ops:] - order[: len(order) - num_ops] == period
         begin, end = _longest_run(again)
         if end - begin < max(1, num_ops):
