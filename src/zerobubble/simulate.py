@@ -177,7 +177,7 @@ def _time(
 ) -> None:
     """Give every op its start and end; ranks, durations and travels are by kind and stage.
 
-    ``free`` holds 0 for every rank, and is changed.
+    Rank after rank is free again at the end of its last op.
     """
     for code in order:
         row = code // num_microbatches
