@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from zerobubble.costs import Costs
 from zerobubble.ir import Placement
+from zerobubble.search import auto as auto  # registers zb-auto
 
 if TYPE_CHECKING:
     from zerobubble.search.bounds import Bound, lower_bound, lower_bounds

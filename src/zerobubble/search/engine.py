@@ -12,6 +12,7 @@ from zerobubble.costs import Costs
 from zerobubble.errors import ScheduleError, UsageError
 from zerobubble.ir import Placement, Schedule, looped, placement_named, wave
 from zerobubble.schedules import REGISTRY
+from zerobubble.search.auto import AUTO
 from zerobubble.search.bounds import Bound, lower_bound
 from zerobubble.search.climb import POOL, cross, mutate
 from zerobubble.search.listing import Preferences, list_schedule
@@ -181,7 +182,7 @@ class _Search:
     def _try_registered(self) -> Iterator[float]:
         problem = self.problem
         num_ranks, per_rank = problem.placement.num_ranks, len(problem.placement.stages_of(0))
-        for recipe in REGISTRY.values():
+        for recipe in (found for name, found in REGISTRY.items() if name != AUTO):
             for parameters in ({}, {"v": per_rank}, {"waves": max(1, per_rank // 2)}):
                 if not parameters.keys() <= recipe.parameters.keys():
                     continue
