@@ -12,13 +12,22 @@ from numpy.typing import ArrayLike
 from zerobubble.costs import Costs
 from zerobubble.ir import Placement
 from zerobubble.search import auto as auto  # registers zb-auto
+from zerobubble.search.frontier import Frontier, frontier
 
 if TYPE_CHECKING:
     from zerobubble.search.bounds import Bound, lower_bound, lower_bounds
     from zerobubble.search.engine import SearchResult
     from zerobubble.search.problem import Objective
 
-__all__ = ["Bound", "SearchResult", "lower_bound", "lower_bounds", "search"]
+__all__ = [
+    "Bound",
+    "Frontier",
+    "SearchResult",
+    "frontier",
+    "lower_bound",
+    "lower_bounds",
+    "search",
+]
 
 
 def search(
