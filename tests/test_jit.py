@@ -110,9 +110,8 @@ def test_a_function_is_compiled_where_no_machine_code_can_be_kept():
 def test_only_much_work_is_compiled_and_only_with_numba(work, is_installed, way):
     function = hot(lambda: "python")
     function.compiled = lambda: "compiled"
-    spec = object() if is_installed else None
     with (
         patch.object(jit, "SMALLEST_COMPILED_WORK", 10),
-        patch.object(jit, "find_spec", lambda name: spec),
+        patch.object(jit, "_can_compile", lambda: is_installed),
     ):
         assert function(work=work) == way

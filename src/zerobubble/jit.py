@@ -7,7 +7,7 @@ how much work there is and small work stays in Python.
 
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.util import find_spec
 from types import FunctionType
 from typing import Any
@@ -30,7 +30,7 @@ class Hot:
 
     def __call__(self, *arguments: Any, work: int = 0) -> Any:
         """Run it; ``work`` is about the number of steps of its innermost loop."""
-        if work >= SMALLEST_COMPILED_WORK and find_spec("numba") is not None:
+        if work >= SMALLEST_COMPILED_WORK and _can_compile():
             return self.compiled(*arguments)
         return self._run_in_python(arguments)
 
@@ -59,6 +59,11 @@ class Hot:
         for argument, values in zip(arguments, lists, strict=True):
             _copy_back(argument, values)
         return result
+
+
+@cache
+def _can_compile() -> bool:
+    return find_spec("numba") is not None
 
 
 def _as_lists(argument: Any) -> Any:

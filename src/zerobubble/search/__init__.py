@@ -63,9 +63,11 @@ def search(
     (27.0, 27.0, 'rank 0, warm-up, limited by memory')
     """
     from zerobubble.search.engine import placements, search_all
+    from zerobubble.search.problem import Problem
 
     places = placements(placement, num_ranks, costs.num_stages)
-    return search_all(costs, places, num_microbatches, memory, objective, effort)
+    problems = [Problem(costs, place, num_microbatches, memory, objective) for place in places]
+    return search_all(problems, effort)
 
 
 def __getattr__(name: str) -> Any:

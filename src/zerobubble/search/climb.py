@@ -1,5 +1,6 @@
 """How are the numbers of a template tuned? A seeded hill climb over a small pool."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from typing import Any
 
@@ -7,7 +8,8 @@ import numpy as np
 
 from zerobubble.search.template import Template
 
-POOL = 6
+_POOL_SIZE = 6
+_SAME = 1e-9
 # How often each number is changed, and from where or how far a new value is drawn.
 _WEIGHTS = {
     "hops_f": 15,
@@ -41,6 +43,50 @@ _STEPS = {
 }
 _NAMES = np.array(list(_WEIGHTS))
 _SHARES = np.array(list(_WEIGHTS.values())) / sum(_WEIGHTS.values())
+
+
+Scored = tuple[float, int, Template]
+
+
+class Pool:
+    """The best few templates so far, each with its value and the number of its try."""
+
+    def __init__(self, scored: list[Scored]) -> None:
+        self.entries = sorted(scored, key=lambda entry: entry[:2])[:_POOL_SIZE]
+
+    @property
+    def templates(self) -> list[Template]:
+        """The templates, best first."""
+        return [template for _, _, template in self.entries]
+
+    def replace(self, index: int, entry: Scored) -> None:
+        """Take an entry in for one that is not better, unless its value is there already."""
+        value, old = entry[0], self.entries[index][0]
+        if value > old * (1 + _SAME):
+            return
+        twins = [
+            other
+            for other, (its, _, _) in enumerate(self.entries)
+            if other != index and abs(its - value) <= _SAME * value
+        ]
+        self.entries[twins[0] if twins and value < old * (1 - _SAME) else index] = entry
+        self.entries.sort(key=lambda entry: entry[:2])
+
+
+def climb(
+    pool: Pool, value_of: Callable[[Template], float], num_tries: int, seed: int, num_passes: int
+) -> Iterator[float]:
+    """Change the templates of a pool and keep what is not worse; yield each value tried."""
+    generator = np.random.default_rng(seed)
+    for number in range(num_tries):
+        index = min(len(pool.entries) - 1, int(generator.geometric(0.35)) - 1)
+        template = mutate(pool.entries[index][2], generator, num_passes)
+        if generator.random() < 0.15:
+            other = pool.entries[int(generator.integers(len(pool.entries)))][2]
+            template = cross(template, other, generator)
+        value = value_of(template)
+        pool.replace(index, (value, number, template))
+        yield value
 
 
 def mutate(template: Template, generator: np.random.Generator, num_passes: int) -> Template:

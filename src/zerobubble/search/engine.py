@@ -1,31 +1,71 @@
-"""How is the best schedule found under a memory limit, and when is it good enough to stop?"""
+"""How is the best schedule found under a memory limit, and when is it good enough to stop?
+
+Every placement asked for is searched in the same way. Registered schedules that fit come first,
+then rules of preference: tuned on small copies of the problem, then on the problem itself. Orders
+found by the best rules are justified, annealed and, for many microbatches, spliced. Whatever is
+found is compared with a lower bound, and the search ends when it is reached.
+"""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain, islice
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from zerobubble.costs import Costs
 from zerobubble.errors import ScheduleError, UsageError
 from zerobubble.ir import Placement, Schedule, looped, placement_named, wave
 from zerobubble.schedules import REGISTRY
+from zerobubble.search.annealing import annealed
+from zerobubble.search.arrangement import Arrangement, arrange_within_limits, split_codes
 from zerobubble.search.auto import AUTO
 from zerobubble.search.bounds import Bound, lower_bound
-from zerobubble.search.climb import POOL, cross, mutate
-from zerobubble.search.listing import Preferences, list_schedule
-from zerobubble.search.portfolio import Family, budgeted, families, variants
+from zerobubble.search.climb import Pool, climb
+from zerobubble.search.justify import justified
+from zerobubble.search.listing import list_ops
+from zerobubble.search.portfolio import FixedRule, Rule, budgeted, fixed_rules
 from zerobubble.search.problem import Objective, Problem
-from zerobubble.search.template import Template, passes, seeds, to_preferences, with_warm_up
-from zerobubble.simulate import Timeline, simulate
-from zerobubble.verify import violations
+from zerobubble.search.scaling import ladder
+from zerobubble.search.template import Template, num_passes, seeds, with_warm_up
+from zerobubble.simulate import Timeline
 
-# How many templates are tried by climbing, and from how many random seeds.
-EFFORTS = {"quick": (0, 0), "default": (1500, 1), "thorough": (4000, 3)}
-_NUM_REFINED = 6
 _PROVED = 1e-7
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is tried; sums of ops placed, so that a larger problem gets fewer tries.
+
+    Attributes:
+        seeded: ops placed by trying the rules to start from, at each size.
+        climbed: ops placed by climbing over templates at each size.
+        num_seeds: how many climbs share them at the smallest size.
+        justified: ops placed by justifying what climbing finds, with three or more stages a rank.
+        annealed: ops placed by annealing, for problems that are small enough for it.
+    """
+
+    seeded: int
+    climbed: int
+    num_seeds: int
+    justified: int
+    annealed: int
+
+
+EFFORTS = {
+    "quick": Effort(100_000, 0, 0, 0, 0),
+    "default": Effort(1_000_000, 6_000_000, 2, 40_000_000, 600_000_000),
+    "thorough": Effort(4_000_000, 20_000_000, 3, 200_000_000, 3_000_000_000),
+}
+# Annealing changes one op at a time, which leads nowhere in larger problems.
+_LARGEST_ANNEALED = 4_000
+# Registered schedules of larger problems are built for fewer microbatches, and spliced.
+_LARGEST_BUILT = 200_000
+_LEAST_TRIES = 3
+_CHOSEN_RULES = 6
+_FEW_ROUNDS, _FEW_PATIENCES = 3, (0.0, 1.0)
+_MANY_ROUNDS, _MANY_PATIENCES = 16, (0.0, 0.5, 1.0)
+_TEMPERATURES = (0.3, 0.1, 0.1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +91,7 @@ class SearchResult:
     @property
     def value(self) -> float:
         """The objective of the schedule."""
-        return _value(self.timeline, self.objective)
+        return self.timeline.span if self.objective == "span" else self.timeline.makespan
 
     @property
     def bound(self) -> float:
@@ -74,33 +114,6 @@ class SearchResult:
         return self.certificate.reason
 
 
-def search_all(
-    costs: Costs,
-    places: Iterable[Placement],
-    num_microbatches: int,
-    memory: ArrayLike,
-    objective: Objective,
-    effort: str,
-) -> SearchResult:
-    """Search every placement, and keep the best; arguments as for ``search``."""
-    if effort not in EFFORTS:
-        raise UsageError(f"effort must be one of {', '.join(EFFORTS)}, not {effort!r}")
-    begin = time.perf_counter()
-    results = [
-        _Search(Problem(costs, place, num_microbatches, memory, objective)).run(effort)
-        for place in places
-    ]
-    best = min(results, key=lambda found: found.value)
-    return SearchResult(
-        best.schedule,
-        best.timeline,
-        objective,
-        best.certificate,
-        time.perf_counter() - begin,
-        sum(found.num_tried for found in results),
-    )
-
-
 def placements(asked: Placement | str | None, num_ranks: int, num_stages: int) -> list[Placement]:
     """List the placements that are asked for, or all regular ones of so many stages.
 
@@ -119,8 +132,81 @@ def placements(asked: Placement | str | None, num_ranks: int, num_stages: int) -
     return list({place.stage_to_rank: place for place in shapes}.values())
 
 
+def search_all(problems: Sequence[Problem], effort: str) -> SearchResult:
+    """Search several placements of a model, and give the best result of any.
+
+    The cheap part comes first for all of them; a placement whose bound is not below what has been
+    found for another is not looked at further.
+
+    Raises:
+        UsageError: the effort is unknown.
+    """
+    if effort not in EFFORTS:
+        raise UsageError(f"effort must be one of {', '.join(EFFORTS)}, not {effort!r}")
+    begin = time.perf_counter()
+    searches = [_Search(problem, EFFORTS[effort]) for problem in problems]
+    best = np.inf
+    for part in (_Search.begin, _Search.go_on):
+        for search in sorted(searches, key=lambda search: search.real.bound):
+            if search.real.bound < best * (1 - _PROVED):
+                part(search)
+            best = min(best, search.real.value)
+    found = min((search.real for search in searches), key=lambda size: size.value)
+    assert found.best is not None, "list scheduling always finds a schedule"
+    timeline = found.best.timeline()
+    return SearchResult(
+        timeline.schedule,
+        timeline,
+        found.problem.objective,
+        found.certificate,
+        time.perf_counter() - begin,
+        sum(search.num_tried for search in searches),
+    )
+
+
 class _Search:
-    """The search for one placement: the best so far, and when it is proved."""
+    """The search for one placement: the problem, and smaller copies of it to find rules on."""
+
+    def __init__(self, problem: Problem, effort: Effort) -> None:
+        self.effort = effort
+        self.sizes = [_Size(copy) for copy in ladder(problem)]
+        self.real = self.sizes[-1]
+
+    @property
+    def num_tried(self) -> int:
+        """How many orders were tried, at all sizes."""
+        return sum(size.num_tried for size in self.sizes)
+
+    def begin(self) -> None:
+        """Try what is known and what is quick to try."""
+        rules: list[Rule] = []
+        for size in self.sizes:
+            if size.problem.placement == self.real.problem.placement:
+                size.try_registered()
+            if not size.is_done:
+                size.try_rules([*rules, *start_rules(size.problem)], self.effort.seeded)
+            rules = size.best_rules() or rules
+
+    def go_on(self) -> None:
+        """Spend the effort."""
+        templates: list[Template] = []
+        for number, size in enumerate(self.sizes):
+            if not self.effort.climbed or size.is_done:
+                continue
+            size.tune(templates, self.effort, self.effort.num_seeds if number == 0 else 1)
+            if size.problem.placement == self.real.problem.placement:
+                size.polish(self.effort)
+            templates = size.best_templates() or templates
+
+
+def start_rules(problem: Problem) -> Iterator[Rule]:
+    """Yield the rules that are worth a try on any problem."""
+    yield from fixed_rules(problem)
+    yield from with_warm_up(seeds(num_passes(problem.placement)))
+
+
+class _Size:
+    """The search on one copy of the problem, or on the problem itself."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -131,116 +217,152 @@ class _Search:
             problem.limits,
             problem.objective,
         )
-        self.best: tuple[float, Timeline] | None = None
+        self.bound = self.certificate.value
+        self.best: Arrangement | None = None
+        self.scored: list[tuple[float, int, Rule]] = []
         self.num_tried = 0
 
-    def run(self, effort: str) -> SearchResult:
-        begin = time.perf_counter()
-        for stage in self._stages(effort):
-            for _ in stage:
-                if self._is_proved():
-                    break
-            if self._is_proved():
-                break
-        assert self.best is not None
-        _, timeline = self.best
-        return SearchResult(
-            timeline.schedule,
-            timeline,
-            self.problem.objective,
-            self.certificate,
-            time.perf_counter() - begin,
-            self.num_tried,
-        )
+    @property
+    def value(self) -> float:
+        """The smallest objective so far."""
+        return self.best.value if self.best is not None else np.inf
 
-    def _stages(self, effort: str) -> Iterator[Iterator[object]]:
-        """Yield the parts of the search, cheapest first; each goes on as far as it is asked."""
-        yield self._try_registered()
-        yield self._try_portfolio()
-        num_climbs, num_seeds = EFFORTS[effort]
-        num_passes = int(passes(self.problem.placement)[-1]) + 1
-        pool: list[tuple[float, int, Template]] = []
-        yield self._try_templates(with_warm_up(seeds(num_passes)), pool)
-        for seed in range(num_seeds):
-            yield self._climb(list(pool), num_climbs // num_seeds, seed, num_passes)
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing can be better than the best so far."""
+        return self.value <= self.bound * (1 + _PROVED)
 
-    def _is_proved(self) -> bool:
-        return self.best is not None and self.best[0] <= self.certificate.value * (1 + _PROVED)
-
-    def _keep(self, schedule: Schedule) -> float:
-        """Simulate a candidate, and keep it if it is the best so far."""
-        timeline = simulate(schedule, self.problem.costs)
-        value = _value(timeline, self.problem.objective)
+    def keep(self, arrangement: Arrangement) -> float:
+        """Take note of an order, and keep it if it is the best so far."""
         self.num_tried += 1
-        if self.best is None or value < self.best[0] * (1 - 1e-12):
-            self.best = value, timeline
+        if arrangement.value < self.value * (1 - 1e-12):
+            self.best = arrangement
+        return arrangement.value
+
+    def try_registered(self) -> None:
+        """Try every registered schedule that has this placement and fits."""
+        for schedule in _registered(self.problem):
+            found = arrange_within_limits(self.problem, split_codes(schedule), schedule.name)
+            if found is not None:
+                self.keep(found)
+
+    def try_rule(self, rule: Rule) -> float:
+        """Try a rule, and remember how good it was."""
+        value = self.keep(self._list_ops(rule))
+        self.scored.append((value, len(self.scored), rule))
         return value
 
-    def _try(self, preferences: Preferences) -> float:
-        return self._keep(list_schedule(self.problem, preferences))
+    def _list_ops(self, rule: Rule) -> Arrangement:
+        best = None if self.best is None else self.value
+        return list_ops(self.problem, rule.preferences(self.problem, self.bound, best))
 
-    def _try_registered(self) -> Iterator[float]:
-        problem = self.problem
-        num_ranks, per_rank = problem.placement.num_ranks, len(problem.placement.stages_of(0))
-        for recipe in (found for name, found in REGISTRY.items() if name != AUTO):
-            for parameters in ({}, {"v": per_rank}, {"waves": max(1, per_rank // 2)}):
-                if not parameters.keys() <= recipe.parameters.keys():
-                    continue
-                if recipe.place(num_ranks, **parameters) != problem.placement:
-                    continue
-                with suppress(ScheduleError):  # it is not defined for these numbers
-                    schedule = recipe.build(
-                        num_ranks, problem.num_microbatches, problem.costs, **parameters
-                    )
-                    if not violations(schedule, problem.costs, problem.limits):
-                        yield self._keep(schedule)
-                break
+    def try_rules(self, rules: Iterable[Rule], num_ops: int) -> None:
+        """Try rules until so many ops have been placed, then the best ones with budgets."""
+        num_tries = max(_LEAST_TRIES, num_ops // self.problem.num_ops)
+        for rule in islice(rules, num_tries):
+            if self.is_done:
+                return
+            self.try_rule(rule)
+        fixed = [rule for rule in self.best_rules() if isinstance(rule, FixedRule)]
+        variants = chain.from_iterable(budgeted(rule) for rule in fixed)
+        for rule in islice(variants, num_tries // 2):
+            if self.is_done:
+                return
+            self.try_rule(rule)
 
-    def _try_portfolio(self) -> Iterator[float]:
-        scored: list[tuple[float, int, Family]] = []
-        for family in families(self.problem):
-            values: list[float] = []
-            for preferences in variants(family):
-                values.append(self._try(preferences))
-                yield values[-1]
-            scored.append((min(values), len(scored), family))
-        for _, _, family in sorted(scored)[:_NUM_REFINED]:
-            assert self.best is not None
-            for preferences in budgeted(self.problem, family, self.certificate.value, self.best[0]):
-                yield self._try(preferences)
+    def best_rules(self) -> list[Rule]:
+        """Give the best rules tried, best first."""
+        ranked = sorted(self.scored, key=lambda entry: entry[:2])
+        return [rule for _, _, rule in ranked[:_CHOSEN_RULES]]
 
-    def _try_templates(
-        self, templates: Iterator[Template], pool: list[tuple[float, int, Template]]
-    ) -> Iterator[float]:
+    def best_templates(self) -> list[Template]:
+        """Give the best templates tried, best first."""
+        ranked = sorted(self.scored, key=lambda entry: entry[:2])
+        templates = [rule for _, _, rule in ranked if isinstance(rule, Template)]
+        return templates[:_CHOSEN_RULES]
+
+    def tune(self, templates: Sequence[Template], effort: Effort, num_seeds: int) -> None:
+        """Climb from the given templates, and the best tried here before."""
         for template in templates:
-            pool.append((self._try_template(template), len(pool), template))
-            yield pool[-1][0]
-        pool.sort(key=lambda entry: entry[:2])
+            self.try_rule(template)
+        start = [(v, n, rule) for v, n, rule in self.scored if isinstance(rule, Template)]
+        num_tries = effort.climbed // self.problem.num_ops // num_seeds
+        for seed in range(num_seeds):
+            climbing = climb(
+                Pool(start), self.try_rule, num_tries, seed, num_passes(self.problem.placement)
+            )
+            for _ in climbing:
+                if self.is_done:
+                    return
 
-    def _try_template(self, template: Template) -> float:
-        best = None if self.best is None else self.best[0]
-        return self._try(to_preferences(template, self.problem, best))
+    def polish(self, effort: Effort) -> None:
+        """Improve the orders themselves."""
+        if self.is_done:
+            return
+        for template in self.best_templates():
+            self._justify(self._list_ops(template), _MANY_ROUNDS, _MANY_PATIENCES)
+        if self.problem.placement.num_stages > 2 * self.problem.placement.num_ranks:
+            self._climb_justified(effort)
+        if self.problem.num_ops <= _LARGEST_ANNEALED:
+            self._anneal(effort.annealed // self.problem.num_ops)
 
-    def _climb(
-        self,
-        pool: list[tuple[float, int, Template]],
-        num_climbs: int,
-        seed: int,
-        num_passes: int,
-    ) -> Iterator[float]:
-        generator = np.random.default_rng(seed)
-        pool = sorted(pool, key=lambda entry: entry[:2])[:POOL]
-        for number in range(num_climbs):
-            index = min(len(pool) - 1, int(generator.geometric(0.35)) - 1)
-            template = mutate(pool[index][2], generator, num_passes)
-            if generator.random() < 0.15:
-                template = cross(template, pool[int(generator.integers(len(pool)))][2], generator)
-            value = self._try_template(template)
-            if value <= pool[index][0] * (1 + 1e-12):
-                pool[index] = (value, number, template)
-                pool.sort(key=lambda entry: entry[:2])
-            yield value
+    def _justify(
+        self, arrangement: Arrangement, num_rounds: int, patiences: Sequence[float]
+    ) -> float:
+        """Push an order back and forth; give the best value on the way."""
+        value = self.keep(arrangement)
+        for better in justified(arrangement, num_rounds, patiences, self.bound):
+            value = min(value, self.keep(better))
+        return value
+
+    def _climb_justified(self, effort: Effort) -> None:
+        """Climb over templates by what justification makes of them."""
+        ranked = sorted(self.scored, key=lambda entry: entry[:2])
+        start = [
+            (self._value_justified(rule, np.inf), number, rule)
+            for _, number, rule in ranked
+            if isinstance(rule, Template)
+        ][:_CHOSEN_RULES]
+        pool = Pool(start)
+        load = float(self.problem.loads.max())
+
+        def value_of(template: Template) -> float:
+            worst = pool.entries[-1][0]
+            return self._value_justified(template, load + 2.5 * (worst - load))
+
+        num_passes_each = 1 + 4 * _FEW_ROUNDS
+        num_tries = effort.justified // self.problem.num_ops // num_passes_each
+        for _ in climb(pool, value_of, num_tries, 3, num_passes(self.problem.placement)):
+            if self.is_done:
+                return
+
+    def _value_justified(self, template: Template, worth: float) -> float:
+        """Give what a template leads to; it is justified if it is at least worth that."""
+        found = self._list_ops(template)
+        if found.value >= worth:
+            return self.keep(found)
+        return self._justify(found, _FEW_ROUNDS, _FEW_PATIENCES)
+
+    def _anneal(self, num_moves: int) -> None:
+        assert self.best is not None, "rules have been tried before"
+        for turn, temperature in enumerate(_TEMPERATURES):
+            if not self.is_done:
+                self.keep(
+                    annealed(
+                        self.best, num_moves // len(_TEMPERATURES), turn, temperature, self.bound
+                    )
+                )
 
 
-def _value(timeline: Timeline, objective: Objective) -> float:
-    return timeline.span if objective == "span" else timeline.makespan
+def _registered(problem: Problem) -> Iterator[Schedule]:
+    """Build every registered schedule that has the placement of a problem."""
+    num_ranks, per_rank = problem.placement.num_ranks, len(problem.placement.stages_of(0))
+    for recipe in (found for name, found in REGISTRY.items() if name != AUTO):
+        for parameters in ({}, {"v": per_rank}, {"waves": max(1, per_rank // 2)}):
+            if not parameters.keys() <= recipe.parameters.keys():
+                continue
+            if recipe.place(num_ranks, **parameters) != problem.placement:
+                continue
+            with suppress(ScheduleError):  # it is not defined for these numbers
+                yield recipe.build(num_ranks, problem.num_microbatches, problem.costs, **parameters)
+            break

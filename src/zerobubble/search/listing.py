@@ -5,49 +5,45 @@ there, the one with the smallest key; an F only if the admission rule allows it,
 microbatches in order: no choice can then lead to a deadlock or above the limit.
 """
 
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from zerobubble.costs import Floats
-from zerobubble.ir import Codes, Kind, Schedule
+from zerobubble.ir import Codes, Kind
 from zerobubble.jit import hot
+from zerobubble.search.arrangement import USUAL_NUMBER_OF_RUNS, Arrangement, arrange
+from zerobubble.search.heap import pop, push
 from zerobubble.search.instance import Instance, instance_of
 from zerobubble.search.problem import Problem
 
 _NEVER = np.inf
 _CLOSE = 1e-9
-_USUAL_NUMBER_OF_RUNS = 10_000
 _F, _B, _W, _NONE = int(Kind.F), int(Kind.B), int(Kind.W), -1
 
 
 class Preferences(NamedTuple):
     """What decides between ops that could run.
 
-    The key of an op of microbatch i is that of its stage plus ``i * period``; smaller goes first.
-
     Attributes:
-        key_f: keys of F by stage.
-        key_b: keys of B.
-        key_w: keys of W.
-        period: what a microbatch adds to a key.
+        keys: of every op, by code; smaller goes first.
         caps: how many microbatches of a stage may be between F and B.
         warm_caps: the same before the rank's first B.
         patience: a lesser op is put off for a better one that arrives within this share of its
             time.
+        leeway: ... and only if the better one's key is below the lesser one's end by less than
+            this: 0 where keys are the latest starts, infinite where they are no times.
         makes_room: 1 if a W goes first when an F only waits for memory, before its input is there
             too; 0 if only then.
         budgets: total idle time that each rank may spend on waiting for better ops; -1 for none.
     """
 
-    key_f: Floats
-    key_b: Floats
-    key_w: Floats
-    period: float
+    keys: Floats
     caps: Codes
     warm_caps: Codes
     patience: float
+    leeway: float
     makes_room: float
     budgets: Floats
 
@@ -71,20 +67,25 @@ class State(NamedTuple):
     orders: Codes
 
 
-def list_schedule(problem: Problem, preferences: Preferences, name: str = "search") -> Schedule:
-    """Build the schedule that the preferences lead to.
+def keys_of(problem: Problem, of_stages: ArrayLike, period: float) -> Floats:
+    """Tabulate keys that a microbatch adds ``period`` to; first those of F, of B and of W."""
+    later = period * np.arange(problem.num_microbatches)
+    table: Floats = np.add.outer(np.asarray(of_stages, dtype=np.float64), later).reshape(-1)
+    return table
+
+
+def list_ops(problem: Problem, preferences: Preferences) -> Arrangement:
+    """Arrange the ops as the preferences lead to, within the memory limits.
 
     Every rank can hold one microbatch through all its stages; that is for the caller to check.
     """
     state = _fresh(problem)
-    instance = instance_of(problem)
-    # A search places many schedules, so that compiling pays off early.
-    work = _USUAL_NUMBER_OF_RUNS * problem.num_ops
-    num_placed = place_all(instance, preferences, state, work=work)
+    work = USUAL_NUMBER_OF_RUNS * problem.num_ops
+    num_placed = place_all(instance_of(problem), preferences, state, work=work)
     assert num_placed == problem.num_ops, "the admission rule excludes deadlocks"
-    ends = 3 * problem.num_microbatches * instance.offsets
-    orders = tuple(state.orders[a:b].copy() for a, b in pairwise(ends.tolist()))
-    return Schedule(name, problem.placement, problem.num_microbatches, orders)
+    arrangement = arrange(problem, state.orders)
+    assert arrangement is not None, "ops are placed in the order of time"
+    return arrangement
 
 
 def _fresh(problem: Problem) -> State:
@@ -164,7 +165,7 @@ def choose(
                 arrival = state.end_f[s * num_microbatches + i]
             else:
                 arrival = state.end_b[(s + 1) * num_microbatches + i] + problem.travel[s]
-            this_key = preferences.key_b[s] + i * preferences.period
+            this_key = preferences.keys[(_B * (last + 1) + s) * num_microbatches + i]
             if arrival <= now:
                 if this_key < key:
                     kind, stage, key = _B, s, this_key
@@ -178,7 +179,7 @@ def choose(
             if s > 0:
                 arrival = state.end_f[(s - 1) * num_microbatches + i] + problem.travel[s - 1]
             if arrival < _NEVER and may_start(problem, preferences, state, rank, index):
-                this_key = preferences.key_f[s] + i * preferences.period
+                this_key = preferences.keys[s * num_microbatches + i]
                 if state.memory[rank] + problem.held[s] > problem.limits[rank] * (1 + _CLOSE):
                     if arrival <= now + preferences.makes_room * problem.forward[s]:
                         blocked_key = min(blocked_key, this_key)
@@ -191,7 +192,7 @@ def choose(
                         better_key, better_time = this_key, arrival
         i = state.num_w[s]
         if i < state.num_b[s]:
-            this_key = preferences.key_w[s] + i * preferences.period
+            this_key = preferences.keys[(_W * (last + 1) + s) * num_microbatches + i]
             if this_key < weight_key:
                 weight_stage, weight_key = s, this_key
     if weight_stage >= 0:
@@ -209,6 +210,7 @@ def choose(
             duration = problem.weight[stage]
         wait = better_time - now
         is_patient = wait < preferences.patience * duration
+        is_patient = is_patient and better_key < now + duration + preferences.leeway - _CLOSE
         can_afford = (
             state.positions[rank] > 0 and state.idle[rank] + wait <= preferences.budgets[rank]
         )
@@ -279,37 +281,3 @@ def place(problem: Instance, state: State, rank: int, now: float, kind: int, sta
     state.positions[rank] = position + 1
     state.free[rank] = end
     return float(end)
-
-
-@hot
-def push(times: Floats, ranks: Codes, size: int, time: float, rank: int) -> int:
-    """Add an entry to a binary heap of the given size; return the new size."""
-    hole = size
-    while hole > 0:
-        parent = (hole - 1) // 2
-        if times[parent] <= time:
-            break
-        times[hole], ranks[hole] = times[parent], ranks[parent]
-        hole = parent
-    times[hole], ranks[hole] = time, rank
-    return size + 1
-
-
-@hot
-def pop(times: Floats, ranks: Codes, size: int) -> int:
-    """Take the earliest entry off a binary heap; return the new size."""
-    size -= 1
-    time, rank = times[size], ranks[size]
-    hole = 0
-    while True:
-        child = 2 * hole + 1
-        if child >= size:
-            break
-        if child + 1 < size and times[child + 1] < times[child]:
-            child += 1
-        if times[child] >= time:
-            break
-        times[hole], ranks[hole] = times[child], ranks[child]
-        hole = child
-    times[hole], ranks[hole] = time, rank
-    return size

@@ -16,7 +16,7 @@ import numpy as np
 from zerobubble.costs import Floats
 from zerobubble.ir import Codes, Placement
 from zerobubble.search.instance import instance_of
-from zerobubble.search.listing import Preferences
+from zerobubble.search.listing import Preferences, keys_of
 from zerobubble.search.portfolio import UNCAPPED
 from zerobubble.search.problem import Problem
 
@@ -62,6 +62,28 @@ class Template:
     forward_bias: float = 0.0
     is_capped: bool = True
 
+    def preferences(self, problem: Problem, bound: float, best: float | None) -> Preferences:
+        """Turn the numbers into keys and caps for a problem; arguments as for ``Rule``."""
+        key_f, key_b = _keys(self, problem)
+        period = problem.period
+        life = (key_b + problem.costs.backward_input - key_f) / period
+        caps = _caps(self, problem, life)
+        budgets = np.full(problem.placement.num_ranks, -1.0)
+        if self.budget_share > 0 and best is not None:
+            load = float(problem.loads.max())
+            budgets = self.budget_share * (best - load) + load - problem.loads
+        key_w = key_b + (self.weight_delay * period if self.weight_delay else _LAST)
+        key_f = key_f + self.forward_bias * problem.num_ops * period
+        return Preferences(
+            keys_of(problem, [key_f, key_b, key_w], period),
+            caps,
+            _warm_caps(self, problem, caps),
+            self.patience,
+            np.inf,
+            self.makes_room,
+            budgets,
+        )
+
 
 def passes(placement: Placement) -> Codes:
     """Number the passes: a new one begins where a rank would be visited a second time.
@@ -78,35 +100,16 @@ def passes(placement: Placement) -> Codes:
     return np.array(numbers, dtype=np.int64)
 
 
-def to_preferences(template: Template, problem: Problem, best: float | None = None) -> Preferences:
-    """Turn a template into keys and caps for a problem; ``best`` is what budgets relate to."""
-    key_f, key_b = _keys(template, problem)
-    period = problem.period
-    life = (key_b + problem.costs.backward_input - key_f) / period
-    caps = _caps(template, problem, life)
-    budgets = np.full(problem.placement.num_ranks, -1.0)
-    if template.budget_share > 0 and best is not None:
-        load = float(problem.loads.max())
-        budgets = template.budget_share * (best - load) + load - problem.loads
-    key_w = key_b + (template.weight_delay * period if template.weight_delay else _LAST)
-    return Preferences(
-        key_f + template.forward_bias * problem.num_ops * period,
-        key_b,
-        key_w,
-        period,
-        caps,
-        _warm_caps(template, problem, caps),
-        template.patience,
-        template.makes_room,
-        budgets,
-    )
+def num_passes(placement: Placement) -> int:
+    """Count the passes over the ranks."""
+    return int(passes(placement)[-1]) + 1
 
 
 def _keys(template: Template, problem: Problem) -> tuple[Floats, Floats]:
     travel, numbers = instance_of(problem).travel, passes(problem.placement)
     costs = problem.costs
-    last, num_passes = len(numbers) - 1, int(numbers[-1]) + 1
-    unit = problem.period / (3 * num_passes)
+    last = len(numbers) - 1
+    unit = problem.period / (3 * (int(numbers[-1]) + 1))
     key_f, key_b = np.zeros(last + 1), np.zeros(last + 1)
     for s in range(1, last + 1):
         least, number = costs.forward[s - 1] + travel[s - 1], numbers[s]
