@@ -1,7 +1,7 @@
 """How does the bubble fall as memory grows, and how close do the named schedules come?
 
-One search a placement and memory limit, from the largest limit down, but only where it can tell
-something new: a schedule that a search found, or a named one, serves every limit that it fits into.
+There is one search for each placement and memory limit. A schedule that one of them found, or a
+named one, serves every limit that it fits into: where it meets the lower bound, none is searched.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -151,6 +151,8 @@ def frontier(
     >>> found = frontier(Costs.of_ranks, num_ranks=2, num_microbatches=4)
     >>> for point in found.pareto():
     ...     print(point.timeline.peak_memory, f"{point.bubble:.1%}", point.placement)
+    1.0 18.6% wave:4
+    2.0 0.0% v
     """
     for what, count in {"ranks": num_ranks, "microbatches": num_microbatches}.items():
         if count < 1:
@@ -253,7 +255,7 @@ def _timeline_of(
         if costs is not None:
             built = recipe.build(num_ranks, num_microbatches, costs, **parameters)
             return simulate(built, costs)
-    raise ScheduleError(f"{recipe.name} has placement {recipe.place(num_ranks)}: not searched")
+    raise ScheduleError(f"its placement {recipe.place(num_ranks)} is not searched")
 
 
 def _sweep(
@@ -265,29 +267,28 @@ def _sweep(
     effort: str,
     known: Sequence[Timeline],
 ) -> list[Point]:
-    """Find the best schedule for every limit that the placement can run in."""
+    """Find the best schedule for every limit, of growing ones, that the placement can run in."""
     from zerobubble.search import lower_bound, search
 
-    least = _least_memory(costs, placement) * (1 - _SAME)
     problem = costs, placement, num_microbatches
-    found, bounds = list(known), {}
-    best_with_more = 0.0
-    for limit in sorted((limit for limit in limits if limit >= least), reverse=True):
-        bounds[limit] = lower_bound(*problem, limit, objective).value
-        best_with_more = max(best_with_more, bounds[limit])
+    needed = _least_memory(costs, placement)
+    bounds = {
+        limit: lower_bound(*problem, limit, objective).value
+        for limit in limits
+        if _is_no_more(needed, limit)
+    }
+    found = list(known)
+    for limit, bound in bounds.items():
         best = _best_within(limit, found, objective)
-        if best is None or not _is_no_more(time_of(best, objective), best_with_more):
+        if best is None or not _is_no_more(time_of(best, objective), bound):
             ranks = placement.num_ranks
             result = search(costs, ranks, num_microbatches, limit, placement, objective, effort)
             found.append(result.timeline)
-            best = _best_within(limit, found, objective)
-        assert best is not None
-        best_with_more = time_of(best, objective)
     points = []
-    for limit in sorted(bounds):
+    for limit, bound in bounds.items():
         best = _best_within(limit, found, objective)
-        assert best is not None
-        points.append(Point(placement, limit, best, objective, bounds[limit]))
+        assert best is not None, "a search has found one, or there was one before"
+        points.append(Point(placement, limit, best, objective, bound))
     return points
 
 
