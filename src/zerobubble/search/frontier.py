@@ -6,6 +6,7 @@ named one, serves every limit that it fits into: where it meets the lower bound,
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -148,11 +149,13 @@ def frontier(
     Raises:
         UsageError: the numbers do not fit each other, or no schedule exists within the limits.
 
-    >>> found = frontier(Costs.of_ranks, num_ranks=2, num_microbatches=4)
-    >>> for point in found.pareto():
-    ...     print(point.timeline.peak_memory, f"{point.bubble:.1%}", point.placement)
-    1.0 18.6% wave:4
-    2.0 0.0% v
+    >>> found = frontier(Costs.of_ranks, num_ranks=2, num_microbatches=4, memory=(2, 4))
+    >>> for placement, point in found.at(2).items():
+    ...     print(placement, f"{point.bubble:.1%}", point.is_proved_optimal)
+    linear 7.7% True
+    v 0.0% True
+    looped:2 4.0% True
+    wave:4 0.0% True
     """
     for what, count in {"ranks": num_ranks, "microbatches": num_microbatches}.items():
         if count < 1:
@@ -206,9 +209,9 @@ def _limits(
         _require_range(*memory, least=min(needed))
         within = {limit for limit in limits if low <= limit <= high}
         limits = {max(low, min(needed)), max(high, min(needed)), *within}
-    in_microbatches = np.array(sorted(limits)) / (microbatch or 1.0)
-    unique: list[float] = (np.unique(in_microbatches.round(9)) * (microbatch or 1.0)).tolist()
-    return unique
+    # Sums of shares differ from round numbers in the last digit.
+    pairs = pairwise([*sorted(limits), np.inf])
+    return [limit for limit, larger in pairs if not _is_no_more(larger, limit)]
 
 
 def _require_range(low: float, high: float, least: float) -> None:

@@ -31,12 +31,11 @@ def tabulate(frontier: Frontier) -> str:
 
     >>> from zerobubble import Costs
     >>> from zerobubble.search import frontier
-    >>> print(tabulate(frontier(Costs.of_ranks, num_ranks=2, num_microbatches=4)))
-    memory  linear         v    looped:2    wave:4     bound
-         1  40.00%=   27.27%      27.27%    18.64% <  12.73%
-         2   7.69%=    0.00%=<     4.00%=    0.00%=<   0.00%
-         3   0.00%=<   0.00%=<     0.00%=<   0.00%=<   0.00%
-         4   0.00%=<   0.00%=<     0.00%=<   0.00%=<   0.00%
+    >>> print(tabulate(frontier(Costs.of_ranks, 2, 4, memory=(2, 4))))
+    memory  linear        v    looped:2    wave:4    bound
+         2   7.69%=   0.00%=<     4.00%=    0.00%=<  0.00%
+         3   0.00%=<  0.00%=<     0.00%=<   0.00%=<  0.00%
+         4   0.00%=<  0.00%=<     0.00%=<   0.00%=<  0.00%
     = proved optimal for this placement and memory, < shortest time for this memory
     """
     places = frontier.placements
@@ -79,18 +78,18 @@ def draw(frontier: Frontier, width: int = 80, height: int = 16, color: bool = Fa
 
     >>> from zerobubble import Costs
     >>> from zerobubble.search import frontier
-    >>> found = frontier(Costs.of_ranks, num_ranks=2, num_microbatches=4)
+    >>> found = frontier(Costs.of_ranks, 2, 4, memory=(2, 4))
     >>> print(draw(found, width=50, height=8))
-     40% |L
+     20% |f                                       c
          |
-         |VO
-     23% |             f                          c
-         |W
-         |             gi     d                   a
-      6% |             LOehk  b  j
-      0% |             VWm           LVOWl        LVOW
+         |g
+     11% |i         d                             a
+         |Lk             j
+         |
+      3% |Oeh       b
+      0% |VWm                 LVOWl               LVOW
          +--------------------------------------------
-          1            2             3            4
+          2                   3                   4
     L linear  V v  O looped:2  W wave:4
     """
     plane = _Plane(frontier, max(width, _LEAST_WIDTH), max(height, 2))
