@@ -12,7 +12,7 @@ from zerobubble.search.frontier import Frontier, Point, bubble_of
 from zerobubble.simulate import Timeline
 from zerobubble.view.numbers import table
 
-# One for each placement; named schedules have small letters in the order of the legend.
+# Of placements; named schedules have small letters, in their order.
 MARKS = {"linear": "L", "v": "V", "looped": "O", "wave": "W"}
 _COLORS = {"L": "yellow", "V": "green", "O": "blue", "W": "magenta"}
 _SEVERAL = "*"
