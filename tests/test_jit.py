@@ -94,6 +94,33 @@ def test_arrays_are_filled_both_ways(values):
     assert compiled == python == (sum(values), np.cumsum(values).tolist())
 
 
+@hot
+def double(values):
+    for i in range(len(values)):
+        values[i] *= 2
+
+
+@hot
+def quadruple(values):
+    double(values)
+    double(values)
+
+
+def test_hot_functions_hand_their_lists_on_to_each_other():
+    values = np.array([3, 4])
+    with patch.object(jit, "_as_lists", wraps=jit._as_lists) as convert:
+        quadruple(values)
+    assert values.tolist() == [12, 16]
+    assert convert.call_count == 1
+
+
+@needs_numba
+def test_hot_functions_fill_the_same_arrays_compiled():
+    values = np.array([3, 4])
+    quadruple(values, work=10**9)
+    assert values.tolist() == [12, 16]
+
+
 @needs_numba
 def test_a_function_is_compiled_where_no_machine_code_can_be_kept():
     names = {}

@@ -20,8 +20,8 @@ SMALLEST_COMPILED_WORK = 500_000
 class Hot:
     """A function over flat arrays, numbers and named tuples of these that can be compiled.
 
-    The arrays that it fills are passed in; a read-only array is an input. Hot functions may call
-    each other.
+    It makes no arrays or lists: those that it fills are passed in; a read-only array is an input.
+    Hot functions may call each other.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -38,24 +38,38 @@ class Hot:
     def compiled(self) -> Callable[..., Any]:
         """The function compiled by numba; the machine code is kept on disk if there is a place."""
         import numba
+        from numba.core.options import DefaultOptions
 
+        # Nothing is allocated, so no references need be counted: that takes most of the time where
+        # hot functions call each other.
+        options = {"_nrt": False} if hasattr(DefaultOptions, "_nrt") else {}
+        plain = self._calling("compiled")
+        compiled: Callable[..., Any] = numba.njit(**options)(plain)
+        with suppress(RuntimeError):  # no folder for it can be written
+            compiled = numba.njit(cache=True, **options)(plain)
+        return compiled
+
+    @cached_property
+    def interpreted(self) -> Callable[..., Any]:
+        """The function in Python; the hot functions that it calls get its lists as they are."""
+        return self._calling("interpreted")
+
+    def _calling(self, way: str) -> FunctionType:
+        """Bind the names of hot functions to one way of running them."""
         names = self.python.__globals__
         called = {
-            name: names[name].compiled
+            name: getattr(names[name], way)
             for name in self.python.__code__.co_names
             if isinstance(names.get(name), Hot)
         }
-        plain = FunctionType(self.python.__code__, names | called, self.python.__name__)
-        plain.__module__, plain.__qualname__ = self.python.__module__, self.python.__qualname__
-        compiled: Callable[..., Any] = numba.njit(plain)
-        with suppress(RuntimeError):  # no folder for it can be written
-            compiled = numba.njit(cache=True)(plain)
-        return compiled
+        bound = FunctionType(self.python.__code__, names | called, self.python.__name__)
+        bound.__module__, bound.__qualname__ = self.python.__module__, self.python.__qualname__
+        return bound
 
     def _run_in_python(self, arguments: tuple[Any, ...]) -> Any:
         """Run it over lists, whose elements Python reaches several times faster."""
         lists = [_as_lists(argument) for argument in arguments]
-        result = self.python(*lists)
+        result = self.interpreted(*lists)
         for argument, values in zip(arguments, lists, strict=True):
             _copy_back(argument, values)
         return result

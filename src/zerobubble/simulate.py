@@ -148,7 +148,8 @@ def simulate(schedule: Schedule, costs: Costs) -> Timeline:
     order, needs = run_order(schedule), producers(schedule)
     start, end = np.zeros(schedule.num_codes), np.zeros(schedule.num_codes)
     rows = _ranks(schedule), costs.durations().reshape(-1), _travels(schedule, costs)
-    _time(order, needs, schedule.num_microbatches, *rows, start, end, work=len(order))
+    free = np.zeros(schedule.num_ranks)
+    _time(order, needs, schedule.num_microbatches, *rows, free, start, end, work=len(order))
     return Timeline(
         schedule,
         costs,
@@ -165,11 +166,14 @@ def _time(
     ranks: Codes,
     durations: Floats,
     travels: Floats,
+    free: Floats,
     start: Floats,
     end: Floats,
 ) -> None:
-    """Give every op its start and end; ranks, durations and travels are by kind and stage."""
-    free = [0.0] * len(ranks)
+    """Give every op its start and end; ranks, durations and travels are by kind and stage.
+
+    Rank after rank is free again at the end of its last op.
+    """
     for code in order:
         row = code // num_microbatches
         begin = free[ranks[row]]

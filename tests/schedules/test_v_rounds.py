@@ -6,19 +6,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.strategies import costs_for
+from tests.test_jit import both_ways, needs_numba
 from zerobubble.costs import Costs
 from zerobubble.errors import ScheduleError
 from zerobubble.ir import Schedule, v_shape
 from zerobubble.schedules import build
 from zerobubble.schedules.v_rounds import v_rounds
 from zerobubble.simulate import simulate
-from zerobubble.verify import verify
+from zerobubble.verify import verify, violations
 
 SWITCHES = {"push_backward": st.booleans(), "push_forward": st.booleans()}
+BUDGETS = st.none() | st.floats(0, 20)
 
 
 def schedule_of(rounds, p, m):
-    return Schedule.from_ops("rounds", v_shape(p), m, rounds.orders)
+    return Schedule("rounds", v_shape(p), m, rounds.orders)
 
 
 @given(st.integers(1, 5), st.integers(1, 12), st.data())
@@ -39,15 +41,43 @@ def test_the_idle_time_is_known(p, m, data, switches):
     )
 
 
-@given(st.integers(1, 5), st.integers(1, 14), st.data())
-def test_any_limit_that_holds_one_microbatch_is_kept(p, m, data):
-    sizes = st.sampled_from([0.5, 1.0, 2.0, 3.0])
-    activation = np.array(data.draw(st.lists(sizes, min_size=2 * p, max_size=2 * p)))
-    ones = np.ones(2 * p)
-    costs = Costs(3 * ones, 4 * ones, 2 * ones, 0.5 * ones, activation, 0.5 * activation)
-    shares = data.draw(st.lists(st.floats(1, 6), min_size=p, max_size=p))
-    limits = shares * (activation[:p] + activation[p:][::-1])
-    verify(schedule_of(v_rounds(costs, m, limits), p, m), costs, limits)
+@st.composite
+def problems(draw):
+    """Draw any costs, and for each rank a limit that holds one microbatch or more."""
+    p, m = draw(st.integers(1, 5)), draw(st.integers(1, 14))
+    costs = draw(costs_for(2 * p))
+    shares = draw(st.lists(st.floats(1, 6), min_size=p, max_size=p))
+    return p, m, costs, shares * (costs.activation[:p] + costs.activation[p:][::-1])
+
+
+@given(problems(), st.fixed_dictionaries({**SWITCHES, "budget": BUDGETS}))
+def test_any_limit_that_holds_one_microbatch_is_kept(problem, switches):
+    p, m, costs, limits = problem
+    schedule = schedule_of(v_rounds(costs, m, limits, **switches), p, m)
+    assert violations(schedule, costs, limits) == []
+
+
+@needs_numba
+@given(problems(), st.fixed_dictionaries({**SWITCHES, "budget": BUDGETS}))
+def test_compiled_and_plain_python_give_the_same_orders(problem, switches):
+    _, m, costs, limits = problem
+    compiled, python = both_ways(lambda: v_rounds(costs, m, limits, **switches))
+    assert compiled.idle == python.idle
+    assert all(map(np.array_equal, compiled.orders, python.orders))
+
+
+@pytest.mark.parametrize(("p", "m"), [(4, 8), (8, 24), (8, 64), (64, 512)])
+def test_the_bubble_of_equal_stages_has_a_closed_form(p, m):
+    f, b, w, c = 11.347, 11.248, 8.132, 0.377
+    costs = Costs.uniform(2 * p, f=f / 2, b=b / 2, w=w / 2, transfer=c)
+    idle = v_rounds(costs, m, [2.0 * p] * p).idle
+    assert idle == pytest.approx((p - 1) * (f + b + 12 * c) / 2 - (2 * p - 1) * w / 2, abs=1e-9)
+
+
+def test_a_stage_without_activations_takes_no_room():
+    ones = np.ones(4)
+    costs = Costs(ones, ones, ones, 0 * ones, np.array([0.0, 0, 1, 1]), 0 * ones)
+    assert violations(schedule_of(v_rounds(costs, 3, [1, 1]), 2, 3), costs, 1) == []
 
 
 def test_too_little_memory_is_told():

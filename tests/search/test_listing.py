@@ -8,7 +8,7 @@ from tests.strategies import costs_for, placements
 from zerobubble.costs import Costs
 from zerobubble.ir import linear
 from zerobubble.search.limits import smallest_memory
-from zerobubble.search.listing import Preferences, list_schedule, place_all
+from zerobubble.search.listing import Preferences, keys_of, list_ops, place_all
 from zerobubble.search.problem import Problem
 from zerobubble.verify import verify
 
@@ -31,10 +31,10 @@ def preferences_for(draw, problem):
     caps = st.lists(st.integers(1, 8), min_size=num_stages, max_size=num_stages)
     budgets = st.lists(st.floats(-1, 10), min_size=num_ranks, max_size=num_ranks)
     return Preferences(
-        *(np.array(draw(keys), dtype=np.float64) for _ in range(3)),
-        draw(st.floats(0, 10)),
+        keys_of(problem, [draw(keys) for _ in range(3)], draw(st.floats(0, 10))),
         *(np.array(draw(caps), dtype=np.int64) for _ in range(2)),
         draw(st.floats(0, 1)),
+        draw(st.sampled_from([0.0, np.inf])),
         draw(st.sampled_from([0.0, 1.0])),
         np.array(draw(budgets)),
     )
@@ -44,8 +44,8 @@ def preferences_for(draw, problem):
 @given(st.data())
 def test_any_preferences_give_a_whole_schedule_within_the_limits(data):
     problem = data.draw(problems())
-    schedule = list_schedule(problem, data.draw(preferences_for(problem)))
-    verify(schedule, problem.costs, problem.limits)
+    found = list_ops(problem, data.draw(preferences_for(problem)))
+    verify(found.timeline().schedule, problem.costs, problem.limits)
 
 
 def test_compiled_and_plain_python_give_the_same_schedules(monkeypatch):
@@ -55,13 +55,16 @@ def test_compiled_and_plain_python_give_the_same_schedules(monkeypatch):
     for _ in range(5):
         keys = (generator.normal(size=4) * 3 for _ in range(3))
         caps = (generator.integers(1, 8, size=4) for _ in range(2))
-        preferences = Preferences(*keys, 2.8, *caps, 0.5, 1.0, np.full(4, 1.0))
-        usual = list_schedule(problem, preferences)
+        table = keys_of(problem, list(keys), 2.8)
+        preferences = Preferences(table, *caps, 0.5, np.inf, 1.0, np.full(4, 1.0))
+        usual = list_ops(problem, preferences)
         with monkeypatch.context() as patch:
             patch.setattr("zerobubble.jit.SMALLEST_COMPILED_WORK", np.inf)
-            plain = list_schedule(problem, preferences)
+            plain = list_ops(problem, preferences)
         with monkeypatch.context() as patch:
             patch.setattr("zerobubble.jit.SMALLEST_COMPILED_WORK", 0)
-            compiled = list_schedule(problem, preferences)
-        assert usual == plain == compiled
+            compiled = list_ops(problem, preferences)
+        for found in (plain, compiled):
+            np.testing.assert_array_equal(found.codes, usual.codes)
+            assert (found.span, found.makespan) == (usual.span, usual.makespan)
     assert callable(place_all.compiled)

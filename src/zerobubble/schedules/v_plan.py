@@ -1,139 +1,204 @@
-"""What has been planned so far on the ranks of a V, and when does the next op start?"""
+"""What has been planned so far on the ranks of a V, and when does the next op start?
 
-import math
-from collections.abc import Sequence
+A row is one kind of op of one stage, ``row = kind * num_stages + stage``; its microbatches are
+planned in order, and ``row * num_microbatches + microbatch`` is the op code.
+"""
 
-from zerobubble.costs import Costs
-from zerobubble.ir import Kind, Op
+from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import ArrayLike
+
+from zerobubble.costs import Costs, Floats
+from zerobubble.ir import Codes, Kind
+from zerobubble.jit import hot
+
+NEVER = np.inf
 # Times and sizes are taken as equal if they differ by less than this share of the largest.
 _TOLERANCE = 1e-9
 
 
-class VPlan:
-    """End times of all ops planned so far, clock, idle time and memory of all ranks.
+class VProblem(NamedTuple):
+    """What is to be planned, by row unless said otherwise; rows of F come first, then B, then W.
 
-    Arguments as for ``zerobubble.schedules.v_rounds.v_rounds``.
+    Attributes:
+        sources: row whose op of the same microbatch gives the input; -1 if none is waited for.
+        travels: time in which that input travels.
+        durations: time of the op.
+        changes: what the op adds to the memory of its rank.
+        pushed: 1 if W may delay the op to keep to the budget; only read for F and B.
+        limits: activation memory of each rank, tolerance included.
+        num_microbatches: m.
+        tolerance: times that differ by less are equal.
+        budget_grows: whether the budget is the largest idle time of any rank.
     """
 
-    def __init__(
-        self, costs: Costs, num_microbatches: int, limits: Sequence[float], budget: float | None
-    ) -> None:
-        self.num_microbatches = num_microbatches
-        self.num_stages = costs.num_stages
-        self.ranks = range(costs.num_stages // 2)
-        self.durations: list[list[float]] = costs.durations().tolist()
-        self.transfer: list[float] = costs.transfer.tolist()
-        self.transfer[self.ranks[-1]] = 0.0
-        self.size: list[float] = costs.activation.tolist()
-        self.changes: list[list[float]] = costs.memory_changes().tolist()
-        self.limits = [limit * (1 + _TOLERANCE) for limit in limits]
-        self.tolerance = _TOLERANCE * max(map(max, self.durations))
-        self.ends: list[list[list[float]]] = [[[] for _ in range(self.num_stages)] for _ in Kind]
-        self.orders: list[list[Op]] = [[] for _ in self.ranks]
-        self.clock = [0.0 for _ in self.ranks]
-        self.memory = [0.0 for _ in self.ranks]
-        # Idle time so far, less the time that the rank has to spare as it has less work.
-        work = [num_microbatches * self._work(rank) for rank in self.ranks]
-        self.idle = [mine - max(work) for mine in work]
-        self.budget = budget or 0.0
-        self.budget_grows = budget is None
+    sources: Codes
+    travels: Floats
+    durations: Floats
+    changes: Floats
+    pushed: Codes
+    limits: Floats
+    num_microbatches: int
+    tolerance: float
+    budget_grows: bool
 
-    def _work(self, rank: int) -> float:
-        return sum(
-            self.durations[k][s] for k in (Kind.F, Kind.B, Kind.W) for s in self.stages(rank)
-        )
 
-    def stages(self, rank: int) -> tuple[int, int]:
-        """Give the stages of a rank on the way down and on the way up."""
-        return rank, self.num_stages - 1 - rank
+class VPlan(NamedTuple):
+    """What has been planned so far, by rank unless said otherwise.
 
-    def rank_of(self, stage: int) -> int:
-        """Give the rank that holds a stage."""
-        return min(stage, self.num_stages - 1 - stage)
+    Attributes:
+        counts: number of ops of each row.
+        ends: end of each op by code.
+        orders: codes of rank 0 in the order it runs them, then of rank 1, ...
+        positions: number of ops.
+        clock: end of the last op.
+        memory: activation memory held.
+        idle: time waited, less the time to spare of a rank with less work than others.
+        budget: one number, the idle time that each rank may spend.
+        chosen: row whose turn it is; -1 for none.
+    """
 
-    def count(self, kind: Kind, stage: int) -> int:
-        """Say how many ops of a kind a stage has planned."""
-        return len(self.ends[kind][stage])
+    counts: Codes
+    ends: Floats
+    orders: Codes
+    positions: Codes
+    clock: Floats
+    memory: Floats
+    idle: Floats
+    budget: Floats
+    chosen: Codes
 
-    def left(self, kind: Kind, stage: int) -> bool:
-        """Say whether a stage has ops of a kind left to plan."""
-        return self.count(kind, stage) < self.num_microbatches
 
-    def arrival(self, kind: Kind, stage: int) -> float | None:
-        """Say when the input of the next F or B of a stage is there; None if not planned yet."""
-        if kind == Kind.F and stage == 0:
-            return 0.0
-        turns = kind == Kind.B and stage == self.num_stages - 1
-        before = stage if turns else stage - 1 if kind == Kind.F else stage + 1
-        ends = self.ends[Kind.F if turns else kind][before]
-        index = self.count(kind, stage)
-        if index >= len(ends):
-            return None
-        return ends[index] + (0.0 if turns else self.transfer[min(before, stage)])
+def problem_of(
+    costs: Costs,
+    num_microbatches: int,
+    limits: ArrayLike,
+    *,
+    push_backward: bool,
+    push_forward: bool,
+    budget_grows: bool,
+) -> VProblem:
+    """Give the arrays of a problem; arguments as for ``zerobubble.schedules.v_rounds.v_rounds``."""
+    num_stages = costs.num_stages
+    num_ranks, stages = num_stages // 2, np.arange(num_stages)
+    hops = costs.transfer[:-1].copy()
+    hops[num_ranks - 1] = 0.0
+    # B of a stage reads from B of the next stage, that of the last stage from its own F.
+    backward = np.append(num_stages + stages[1:], num_stages - 1)
+    durations = costs.durations()
+    pushed = np.zeros((3, num_stages), dtype=np.int64)
+    pushed[Kind.F] = push_forward
+    pushed[Kind.B] = np.where(stages < num_ranks, True, push_backward)
+    return VProblem(
+        sources=np.concatenate([stages - 1, backward, num_stages + stages]),
+        travels=np.concatenate([[0.0], hops, hops, [0.0], np.zeros(num_stages)]),
+        durations=durations[:3].reshape(-1),
+        changes=costs.memory_changes()[:3].reshape(-1),
+        pushed=pushed.reshape(-1),
+        limits=np.asarray(limits, dtype=np.float64) * (1 + _TOLERANCE),
+        num_microbatches=num_microbatches,
+        tolerance=_TOLERANCE * float(durations.max()),
+        budget_grows=budget_grows,
+    )
 
-    def run(self, kind: Kind, stage: int, arrival: float = 0.0) -> None:
-        """Plan the next op of a stage."""
-        rank = self.rank_of(stage)
-        start = max(arrival, self.clock[rank])
-        if self.orders[rank]:
-            self.idle[rank] += start - self.clock[rank]
-            if self.budget_grows:
-                self.budget = max(self.budget, self.idle[rank])
-        self.orders[rank].append(Op(kind, stage, self.count(kind, stage)))
-        self.clock[rank] = start + self.durations[kind][stage]
-        self.ends[kind][stage].append(self.clock[rank])
-        self.memory[rank] += self.changes[kind][stage]
 
-    def run_if_planned(self, stage: int) -> bool:
-        """Plan the next F of a stage, or say that its input is not planned yet."""
-        arrival = self.arrival(Kind.F, stage)
-        if arrival is not None:
-            self.run(Kind.F, stage, arrival)
-        return arrival is not None
+def empty_plan(costs: Costs, num_microbatches: int, budget: float) -> VPlan:
+    """Give the plan in which nothing has been planned yet."""
+    num_stages = costs.num_stages
+    num_ranks, num_rows = num_stages // 2, 3 * num_stages
+    stage_work = costs.durations()[:3]
+    down, up = stage_work[:, :num_ranks], stage_work[:, : num_ranks - 1 : -1]
+    work = num_microbatches * np.stack([down, up], axis=1).reshape(6, num_ranks).sum(axis=0)
+    return VPlan(
+        counts=np.zeros(num_rows, np.int64),
+        ends=np.zeros(num_rows * num_microbatches),
+        orders=np.zeros(num_rows * num_microbatches, np.int64),
+        positions=np.zeros(num_ranks, np.int64),
+        clock=np.zeros(num_ranks),
+        memory=np.zeros(num_ranks),
+        idle=work - work.max(),
+        budget=np.array([budget]),
+        chosen=np.zeros(num_ranks, np.int64),
+    )
 
-    def num_fitting(self, stage: int, held: float) -> int:
-        """Say how many microbatches of a stage fit beside what its rank holds."""
-        room, size = self.limits[self.rank_of(stage)] - held, self.size[stage]
-        if size * self.num_microbatches <= room:
-            return self.num_microbatches
-        return math.floor(room / size)
 
-    def next_weight(self, rank: int) -> int | None:
-        """Give the stage whose W has waited for most microbatches, if any."""
-        pending = [s for s in self.stages(rank) if self.count(Kind.W, s) < self.count(Kind.B, s)]
-        return min(pending, key=lambda stage: (self.count(Kind.W, stage), -stage), default=None)
+@hot
+def is_ready(problem: VProblem, plan: VPlan, row: int) -> bool:
+    """Say whether the input of the next op of a row is planned."""
+    source = problem.sources[row]
+    return bool(source < 0 or plan.counts[row] < plan.counts[source])
 
-    def run_weight(self, rank: int) -> bool:
-        """Plan one W, or say that none is pending."""
-        stage = self.next_weight(rank)
-        if stage is not None:
-            self.run(Kind.W, stage)
-        return stage is not None
 
-    def fill(self, rank: int, arrival: float, push: bool) -> None:
-        """Plan every W that ends before ``arrival``, and one more if the budget demands it."""
-        while (stage := self.next_weight(rank)) is not None:
-            wait = arrival - self.clock[rank]
-            if wait <= self.tolerance:
-                return
-            fits = self.durations[Kind.W][stage] <= wait + self.tolerance
-            if not fits and not (push and wait > self.budget - self.idle[rank]):
-                return
-            self.run(Kind.W, stage)
+@hot
+def arrival_of(problem: VProblem, plan: VPlan, row: int) -> float:
+    """Say when the input of the next op of a row is there; never if it is not planned yet."""
+    source = problem.sources[row]
+    if source < 0:
+        return 0.0
+    i = plan.counts[row]
+    if i >= plan.counts[source]:
+        return NEVER
+    return float(plan.ends[source * problem.num_microbatches + i] + problem.travels[row])
 
-    def make_room(self, stage: int) -> bool:
-        """Plan W until the F of a stage fits, or say that it must not run now.
 
-        An F on the way down must leave room for those on the way up, or it could block them.
-        """
-        rank = self.rank_of(stage)
-        down, up = self.stages(rank)
-        if stage == down and self.left(Kind.F, up):
-            between = self.count(Kind.F, down) + 1 - self.count(Kind.F, up)
-            if between * self.size[down] + self.size[up] > self.limits[rank]:
-                return False
-        while self.memory[rank] + self.size[stage] > self.limits[rank]:
-            if not self.run_weight(rank):
-                return False
-        return True
+@hot
+def run(problem: VProblem, plan: VPlan, rank: int, row: int, arrival: float) -> None:
+    """Plan the next op of a row."""
+    start, position = max(arrival, plan.clock[rank]), plan.positions[rank]
+    if position > 0:
+        plan.idle[rank] += start - plan.clock[rank]
+        if problem.budget_grows:
+            plan.budget[0] = max(plan.budget[0], plan.idle[rank])
+    code = row * problem.num_microbatches + plan.counts[row]
+    plan.orders[6 * problem.num_microbatches * rank + position] = code
+    plan.ends[code] = plan.clock[rank] = start + problem.durations[row]
+    plan.positions[rank] = position + 1
+    plan.counts[row] += 1
+    plan.memory[rank] += problem.changes[row]
+
+
+@hot
+def next_weight(problem: VProblem, plan: VPlan, rank: int) -> int:
+    """Give the row whose W has waited for most microbatches; -1 if no W is pending."""
+    down, up = len(plan.counts) // 3 * 2 + rank, len(plan.counts) - 1 - rank
+    down_can = plan.counts[down] < plan.counts[problem.sources[down]]
+    up_can = plan.counts[up] < plan.counts[problem.sources[up]]
+    if up_can and (not down_can or plan.counts[up] <= plan.counts[down]):
+        return up
+    return down if down_can else -1
+
+
+@hot
+def fill(problem: VProblem, plan: VPlan, rank: int, arrival: float, push: int) -> None:
+    """Plan every W that ends before ``arrival``, and one more if the budget demands it."""
+    wait = arrival - plan.clock[rank]
+    while wait > problem.tolerance:
+        row = next_weight(problem, plan, rank)
+        if row < 0:
+            return
+        fits = problem.durations[row] <= wait + problem.tolerance
+        if not fits and not (push and wait > plan.budget[0] - plan.idle[rank]):
+            return
+        run(problem, plan, rank, row, 0.0)
+        wait = arrival - plan.clock[rank]
+
+
+@hot
+def make_room(problem: VProblem, plan: VPlan, rank: int, row: int) -> bool:
+    """Plan W until an F fits, or say that it must not run now.
+
+    An F on the way down must leave room for those on the way up, or it could block them.
+    """
+    up = len(plan.counts) // 3 - 1 - rank
+    size, limit = problem.changes[row], problem.limits[rank]
+    if row == rank and plan.counts[up] < problem.num_microbatches:
+        between = plan.counts[row] + 1 - plan.counts[up]
+        if between * size + problem.changes[up] > limit:
+            return False
+    while plan.memory[rank] + size > limit:
+        weight = next_weight(problem, plan, rank)
+        if weight < 0:
+            return False
+        run(problem, plan, rank, weight, 0.0)
+    return True

@@ -7,28 +7,49 @@ rank may wait as long as the one that has waited longest, and where it would wai
 W delay its B instead.
 """
 
-import math
-from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
-from zerobubble.costs import Costs
+import numpy as np
+from numpy.typing import ArrayLike
+
+from zerobubble.costs import Costs, Floats
 from zerobubble.errors import ScheduleError
-from zerobubble.ir import Kind, Op
-from zerobubble.schedules.v_plan import VPlan
+from zerobubble.ir import Codes
+from zerobubble.jit import hot
+from zerobubble.schedules.v_plan import (
+    NEVER,
+    VPlan,
+    VProblem,
+    arrival_of,
+    empty_plan,
+    fill,
+    is_ready,
+    make_room,
+    next_weight,
+    problem_of,
+    run,
+)
+
+# To choose, to fill the wait with W, and to run.
+_STEPS_OF_AN_OP = 3
 
 
 class Rounds(NamedTuple):
-    """The ops of every rank, and how much longer the span is than the work of the busiest."""
+    """What the construction gives.
 
-    orders: list[list[Op]]
+    Attributes:
+        orders: op codes of every rank, as a ``Schedule`` takes them.
+        idle: how much longer the span is than the work of the busiest rank.
+    """
+
+    orders: tuple[Codes, ...]
     idle: float
 
 
 def v_rounds(
     costs: Costs,
     num_microbatches: int,
-    limits: Sequence[float],
+    limits: ArrayLike,
     *,
     push_backward: bool = False,
     push_forward: bool = False,
@@ -52,119 +73,169 @@ def v_rounds(
     Raises:
         ScheduleError: a limit is too small for one microbatch of both stages of the rank.
     """
-    plan = VPlan(costs, num_microbatches, limits, budget)
-    _warm_up(plan)
-    while any(plan.left(Kind.B, stage) for stage in range(plan.num_stages)):
-        backward = _run_round(plan, Kind.B, _next_backward, (True, push_backward))
-        forward = _run_round(plan, Kind.F, _next_forward, (push_forward, push_forward))
-        assert backward or forward, "an F that is let in leaves room for those it waits for"
-    for rank in plan.ranks:
-        while plan.run_weight(rank):
-            pass
-    return Rounds(plan.orders, max(plan.idle))
+    problem = problem_of(
+        costs,
+        num_microbatches,
+        limits,
+        push_backward=push_backward,
+        push_forward=push_forward,
+        budget_grows=budget is None,
+    )
+    plan = empty_plan(costs, num_microbatches, budget or 0.0)
+    num_ranks, num_ops = len(plan.clock), len(plan.orders)
+    work = _STEPS_OF_AN_OP * num_ops
+    num_planned = plan_all(problem, plan, _warm_up_counts(problem), work=work)
+    assert num_planned == num_ops, "an F that is let in leaves room for those it waits for"
+    return Rounds(tuple(plan.orders.reshape(num_ranks, -1)), float(plan.idle.max()))
 
 
-def _warm_up(plan: VPlan) -> None:
+def _warm_up_counts(problem: VProblem) -> Codes:
+    """Say how many F of each stage run before the first B of its rank.
+
+    On the way up one more for every rank, and on the way down as many as there is memory for. No
+    stage runs more than the one before it.
+    """
+    limits, num_microbatches = problem.limits, problem.num_microbatches
+    num_ranks = len(limits)
+    down, up = problem.changes[:num_ranks], problem.changes[num_ranks : 2 * num_ranks][::-1]
+    num_up = np.minimum(num_microbatches, np.arange(num_ranks) + 1)
+    while True:
+        num_down = _num_fitting(down, limits - num_up * up, num_microbatches)
+        too_many = (num_up > 1) & (num_down < num_up)
+        if not too_many.any():
+            break
+        num_up -= too_many
+    if (num_down < 1).any():
+        rank = int(np.argmax(num_down < 1))
+        raise ScheduleError(f"rank {rank} needs memory for one microbatch of both its stages")
+    counts = np.minimum.accumulate(num_down), np.minimum.accumulate(num_up[::-1])
+    return np.concatenate(counts).astype(np.int64)
+
+
+def _num_fitting(size: Floats, room: Floats, num_microbatches: int) -> Floats:
+    """Say how many microbatches of a size fit into each room; less than one if it is too small."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        counts = np.floor(room / size)
+    return np.where(size * num_microbatches <= room, num_microbatches, counts)
+
+
+@hot
+def plan_all(problem: VProblem, plan: VPlan, most: Codes) -> int:
+    """Plan op after op until none is left or none can run; return how many were planned.
+
+    ``most`` says for each stage how many F run before the first B of its rank.
+    """
+    num_ranks, num_stages = len(plan.clock), len(most)
+    plan_warm_up(problem, plan, most)
+    planned = True
+    # B of the first stage for the last microbatch follows all other B.
+    while planned and plan.counts[num_stages] < problem.num_microbatches:
+        for rank in range(num_ranks):
+            plan.chosen[rank] = next_backward(problem, plan, rank)
+        planned = run_round(problem, plan, True)
+        for rank in range(num_ranks):
+            plan.chosen[rank] = next_forward(problem, plan, rank)
+        planned = run_round(problem, plan, False) or planned
+    num_planned = 0
+    for rank in range(num_ranks):
+        row = next_weight(problem, plan, rank)
+        while row >= 0:
+            run(problem, plan, rank, row, 0.0)
+            row = next_weight(problem, plan, rank)
+        num_planned += plan.positions[rank]
+    return num_planned
+
+
+@hot
+def plan_warm_up(problem: VProblem, plan: VPlan, most: Codes) -> None:
     """Plan the forwards before the first B; microbatch 0 runs down and up without delay."""
-    most_down, most_up = _warm_up_counts(plan)
-    for rank in plan.ranks:
-        plan.run_if_planned(rank)
-    for rank in reversed(plan.ranks):
-        down, up = plan.stages(rank)
-        arrival = plan.arrival(Kind.F, up)
-        assert arrival is not None, "the stage before has just been planned"
-        while _end_of_next(plan, down, most_down) <= arrival + plan.tolerance:
-            index = plan.count(Kind.F, down)
-            for stage in range(down + 1):
-                if plan.count(Kind.F, stage) == index:
-                    plan.run_if_planned(stage)
-        plan.run(Kind.F, up, arrival)
+    num_ranks, num_stages = len(plan.clock), len(most)
+    for rank in range(num_ranks):
+        run(problem, plan, rank, rank, arrival_of(problem, plan, rank))
+    for rank in range(num_ranks - 1, -1, -1):
+        up = num_stages - 1 - rank
+        arrival = arrival_of(problem, plan, up)
+        while end_of_next(problem, plan, most, rank) <= arrival + problem.tolerance:
+            for above in range(rank + 1):
+                run(problem, plan, above, above, arrival_of(problem, plan, above))
+        run(problem, plan, rank, up, arrival)
     progress = True
     while progress:
         progress = False
-        for rank in reversed(plan.ranks):
-            down, up = plan.stages(rank)
-            for stage, most in ((down, most_down[rank]), (up, most_up[rank])):
-                if plan.count(Kind.F, stage) < most:
-                    progress |= plan.run_if_planned(stage)
+        for rank in range(num_ranks - 1, -1, -1):
+            for stage in (rank, num_stages - 1 - rank):
+                if plan.counts[stage] < most[stage] and is_ready(problem, plan, stage):
+                    run(problem, plan, rank, stage, arrival_of(problem, plan, stage))
+                    progress = True
 
 
-def _warm_up_counts(plan: VPlan) -> tuple[list[int], list[int]]:
-    """Say how many F each rank runs before its first B, on the way down and on the way up.
+@hot
+def end_of_next(problem: VProblem, plan: VPlan, most: Codes, last: int) -> float:
+    """Say when one more microbatch would end on ranks 0 to ``last``; never if it must not run.
 
-    One more on the way up for every rank, and as many on the way down as there is memory for.
+    All of these ranks have run the same number of F, none on the way up.
     """
-    downs, ups = [], []
-    for rank in plan.ranks:
-        down, up = plan.stages(rank)
-        num_up = min(plan.num_microbatches, rank + 1)
-        while num_up > 1 and plan.num_fitting(down, num_up * plan.size[up]) < num_up:
-            num_up -= 1
-        num_down = plan.num_fitting(down, num_up * plan.size[up])
-        if num_down < 1:
-            raise ScheduleError(f"rank {rank} needs memory for one microbatch of both its stages")
-        downs.append(num_down)
-        ups.append(num_up)
-    return list(accumulate(downs, min)), list(accumulate(reversed(ups), min))[::-1]
-
-
-def _end_of_next(plan: VPlan, last: int, most: Sequence[int]) -> float:
-    """Say when the next F of a stage on the way down would end; infinite if it must not run."""
-    index, end = plan.count(Kind.F, last), 0.0
-    for stage in range(last + 1):
-        if stage:
-            end += plan.transfer[stage - 1]
-        if plan.count(Kind.F, stage) > index:
-            end = plan.ends[Kind.F][stage][index]
-        elif plan.count(Kind.F, stage) == index < most[stage]:
-            end = max(end, plan.clock[stage]) + plan.durations[Kind.F][stage]
-        else:
-            return math.inf
+    if plan.counts[last] >= most[last]:
+        return NEVER
+    end = 0.0
+    for rank in range(last + 1):
+        end = max(end + problem.travels[rank], plan.clock[rank]) + problem.durations[rank]
     return end
 
 
-def _run_round(
-    plan: VPlan, kind: Kind, choose: Callable[[VPlan, int], int | None], push: tuple[bool, bool]
-) -> bool:
-    """Plan one F or one B of every rank, and say whether any could run.
+@hot
+def run_round(problem: VProblem, plan: VPlan, is_backward: bool) -> bool:
+    """Plan the chosen row of every rank, and say whether any could run.
 
-    Args:
-        plan: what has been planned.
-        kind: F or B.
-        choose: gives the stage whose turn it is on a rank.
-        push: whether W may delay the op on a stage of the way down, and on one of the way up.
+    Stages on the way down come first, each half in the order in which its inputs are passed on.
     """
-    chosen = [choose(plan, rank) for rank in plan.ranks]
-    along = chosen if kind == Kind.F else chosen[::-1]
-    down = [stage for stage in along if stage is not None and stage < len(chosen)]
-    up = [stage for stage in along[::-1] if stage is not None and stage >= len(chosen)]
+    num_ranks, num_stages = len(plan.clock), len(plan.counts) // 3
     progress = False
-    for stage in [*down, *up]:
-        arrival = plan.arrival(kind, stage)
-        if arrival is None or (kind == Kind.F and not plan.make_room(stage)):
-            continue
-        plan.fill(plan.rank_of(stage), arrival, push[stage >= len(chosen)])
-        plan.run(kind, stage, arrival)
-        progress = True
+    for on_way_up in (False, True):
+        for index in range(num_ranks):
+            rank = index
+            if is_backward != on_way_up:
+                rank = num_ranks - 1 - index
+            row = plan.chosen[rank]
+            if row < 0 or (row % num_stages >= num_ranks) != on_way_up:
+                continue
+            if not is_ready(problem, plan, row):
+                continue
+            if not is_backward and not make_room(problem, plan, rank, row):
+                continue
+            arrival = arrival_of(problem, plan, row)
+            fill(problem, plan, rank, arrival, problem.pushed[row])
+            run(problem, plan, rank, row, arrival)
+            progress = True
     return progress
 
 
-def _next_backward(plan: VPlan, rank: int) -> int | None:
-    """Take turns; the stage on the way down waits until its input is from an earlier round."""
-    down, up = plan.stages(rank)
-    up_can = plan.count(Kind.B, up) < plan.count(Kind.F, up)
-    if up_can and plan.count(Kind.B, down) >= plan.count(Kind.B, up):
+@hot
+def next_backward(problem: VProblem, plan: VPlan, rank: int) -> int:
+    """Take turns; the stage on the way down waits until its input is from an earlier round.
+
+    Gives a row, or -1 if no B is left or can be.
+    """
+    num_stages = len(plan.counts) // 3
+    down, up = num_stages + rank, 2 * num_stages - 1 - rank
+    up_can = plan.counts[up] < plan.counts[up - num_stages]
+    if up_can and plan.counts[down] >= plan.counts[up]:
         return up
-    if plan.left(Kind.B, down) and plan.arrival(Kind.B, down) is not None:
+    if plan.counts[down] < problem.num_microbatches and is_ready(problem, plan, down):
         return down
-    return up if up_can else None
+    return up if up_can else -1
 
 
-def _next_forward(plan: VPlan, rank: int) -> int | None:
-    """Take turns; the stage on the way up waits until its input is from an earlier round."""
-    down, up = plan.stages(rank)
-    if plan.left(Kind.F, down) and plan.count(Kind.F, up) >= plan.count(Kind.F, down):
-        return down
-    if plan.left(Kind.F, up) and plan.arrival(Kind.F, up) is not None:
+@hot
+def next_forward(problem: VProblem, plan: VPlan, rank: int) -> int:
+    """Take turns; the stage on the way up waits until its input is from an earlier round.
+
+    Gives a row, or -1 if no F is left.
+    """
+    up = len(plan.counts) // 3 - 1 - rank
+    down_left = plan.counts[rank] < problem.num_microbatches
+    if down_left and plan.counts[up] >= plan.counts[rank]:
+        return rank
+    if plan.counts[up] < problem.num_microbatches and is_ready(problem, plan, up):
         return up
-    return down if plan.left(Kind.F, down) else None
+    return rank if down_left else -1

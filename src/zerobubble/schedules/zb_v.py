@@ -28,9 +28,9 @@ def zb_v(*, num_ranks: int, num_microbatches: int, costs: Costs) -> Schedule:
     placement = v_shape(num_ranks)
     holders = np.asarray(placement.stage_to_rank)
     microbatch = np.bincount(holders, weights=costs.activation)
-    limits = (num_ranks * microbatch).tolist()
+    limits = num_ranks * microbatch
     best = v_rounds(costs, num_microbatches, limits)
     if best.idle > 0:
         other = v_rounds(costs, num_microbatches, limits, push_forward=True)
         best = min(best, other, key=lambda rounds: rounds.idle)
-    return Schedule.from_ops("zb-v", placement, num_microbatches, best.orders)
+    return Schedule("zb-v", placement, num_microbatches, best.orders)

@@ -196,7 +196,7 @@ class _Search:
             size.tune(templates, self.effort, self.effort.num_seeds if number == 0 else 1)
             if size.problem.placement == self.real.problem.placement:
                 size.polish(self.effort)
-            templates = size.best_templates() or templates
+            templates = [template for _, _, template in size.best_templates()] or templates
 
 
 def start_rules(problem: Problem) -> Iterator[Rule]:
@@ -271,21 +271,21 @@ class _Size:
             self.try_rule(rule)
 
     def best_rules(self) -> list[Rule]:
-        """Give the best rules tried, best first."""
-        ranked = sorted(self.scored, key=lambda entry: entry[:2])
-        return [rule for _, _, rule in ranked[:_CHOSEN_RULES]]
+        """Give the best rules tried, best first, one for each value."""
+        of_value = {value: rule for value, _, rule in sorted(self.scored, key=_rank, reverse=True)}
+        return [of_value[value] for value in sorted(of_value)[:_CHOSEN_RULES]]
 
-    def best_templates(self) -> list[Template]:
-        """Give the best templates tried, best first."""
-        ranked = sorted(self.scored, key=lambda entry: entry[:2])
-        templates = [rule for _, _, rule in ranked if isinstance(rule, Template)]
-        return templates[:_CHOSEN_RULES]
+    def best_templates(self) -> list[tuple[float, int, Template]]:
+        """Give the best templates tried, each with its value and number; one for each value."""
+        templates = [(v, n, rule) for v, n, rule in self.scored if isinstance(rule, Template)]
+        of_value = {entry[0]: entry for entry in sorted(templates, key=_rank, reverse=True)}
+        return [of_value[value] for value in sorted(of_value)[:_CHOSEN_RULES]]
 
     def tune(self, templates: Sequence[Template], effort: Effort, num_seeds: int) -> None:
         """Climb from the given templates, and the best tried here before."""
         for template in templates:
             self.try_rule(template)
-        start = [(v, n, rule) for v, n, rule in self.scored if isinstance(rule, Template)]
+        start = self.best_templates()
         num_tries = effort.climbed // self.problem.num_ops // num_seeds
         for seed in range(num_seeds):
             climbing = climb(
@@ -299,7 +299,7 @@ class _Size:
         """Improve the orders themselves."""
         if self.is_done:
             return
-        for template in self.best_templates():
+        for _, _, template in self.best_templates():
             self._justify(self._list_ops(template), _MANY_ROUNDS, _MANY_PATIENCES)
         if self.problem.placement.num_stages > 2 * self.problem.placement.num_ranks:
             self._climb_justified(effort)
@@ -317,13 +317,12 @@ class _Size:
 
     def _climb_justified(self, effort: Effort) -> None:
         """Climb over templates by what justification makes of them."""
-        ranked = sorted(self.scored, key=lambda entry: entry[:2])
-        start = [
-            (self._value_justified(rule, np.inf), number, rule)
-            for _, number, rule in ranked
-            if isinstance(rule, Template)
-        ][:_CHOSEN_RULES]
-        pool = Pool(start)
+        pool = Pool(
+            [
+                (self._value_justified(template, np.inf), number, template)
+                for _, number, template in self.best_templates()
+            ]
+        )
         load = float(self.problem.loads.max())
 
         def value_of(template: Template) -> float:
@@ -352,6 +351,10 @@ class _Size:
                         self.best, num_moves // len(_TEMPERATURES), turn, temperature, self.bound
                     )
                 )
+
+
+def _rank(entry: tuple[float, int, Rule]) -> tuple[float, int]:
+    return entry[0], entry[1]
 
 
 def _registered(problem: Problem) -> Iterator[Schedule]:

@@ -178,8 +178,13 @@ def choose(
             arrival = 0.0
             if s > 0:
                 arrival = state.end_f[(s - 1) * num_microbatches + i] + problem.travel[s - 1]
-            if arrival < _NEVER and may_start(problem, preferences, state, rank, index):
-                this_key = preferences.keys[s * num_microbatches + i]
+            this_key = preferences.keys[s * num_microbatches + i]
+            is_lesser = arrival <= now and this_key >= key
+            if (
+                arrival < _NEVER
+                and not is_lesser
+                and may_start(problem, preferences, state, rank, index)
+            ):
                 if state.memory[rank] + problem.held[s] > problem.limits[rank] * (1 + _CLOSE):
                     if arrival <= now + preferences.makes_room * problem.forward[s]:
                         blocked_key = min(blocked_key, this_key)
@@ -235,22 +240,18 @@ def may_start(
     if state.num_f[stage] - state.num_b[stage] >= cap:
         return False
     first, end = problem.offsets[rank], problem.offsets[rank + 1]
-    for deeper in range(index + 1, end):
-        q = problem.stages[deeper]
-        if state.num_f[q] >= problem.num_microbatches:
-            continue
-        needed = 0.0
-        for other in range(first, end):
-            u = problem.stages[other]
-            if other >= deeper:
-                needed += problem.held[u]
-            else:
-                ahead = state.num_f[u] - state.num_f[q]
-                if other == index:
-                    ahead += 1
-                needed += problem.held[u] * ahead
-        if needed > problem.limits[rank] * (1 + _CLOSE):
+    room = problem.limits[rank] * (1 + _CLOSE) - problem.held[stage]
+    shallower, done, deeper = 0.0, 0.0, 0.0  # held by those stages for one microbatch, for all F
+    for other in range(first, end):
+        deeper += problem.held[problem.stages[other]]
+    for other in range(first, end):
+        q = problem.stages[other]
+        waits = other > index and state.num_f[q] < problem.num_microbatches
+        if waits and done - shallower * state.num_f[q] + deeper > room:
             return False
+        shallower += problem.held[q]
+        done += problem.held[q] * state.num_f[q]
+        deeper -= problem.held[q]
     return True
 
 

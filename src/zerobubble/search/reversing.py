@@ -160,7 +160,6 @@ def choose_backwards(
                         better_key, better_time = this_key, arrival
         if state.num_b[s] == num_microbatches:
             continue
-        fits_b, fits_w = may_allocate(problem, state, rank, index)
         i = num_microbatches - 1 - state.num_b[s]
         has_w = state.num_w[s] > state.num_b[s]
         needed = problem.held[s]
@@ -169,7 +168,8 @@ def choose_backwards(
         arrival = 0.0
         if s > 0:
             arrival = state.end_b[(s - 1) * num_microbatches + i] + problem.travel[s - 1]
-        if arrival < _NEVER and fits_b and state.memory[rank] + needed <= limit:
+        fits = arrival < _NEVER and state.memory[rank] + needed <= limit
+        if fits and may_allocate(problem, state, rank, index, _B):
             this_key = priorities[(_B * num_stages + s) * num_microbatches + i]
             if not has_w:  # its W goes first, in time for it
                 arrival -= problem.weight[s]
@@ -186,10 +186,11 @@ def choose_backwards(
                 if this_key < better_key:
                     better_key, better_time = this_key, arrival
         j = state.num_w[s]
-        if j < num_microbatches and fits_w and state.memory[rank] + problem.kept[s] <= limit:
-            this_key = priorities[(_W * num_stages + s + 1) * num_microbatches - 1 - j]
-            if this_key < key:
-                kind, stage, key = _W, s, this_key
+        if j == num_microbatches or state.memory[rank] + problem.kept[s] > limit:
+            continue
+        this_key = priorities[(_W * num_stages + s + 1) * num_microbatches - 1 - j]
+        if this_key < key and may_allocate(problem, state, rank, index, _W):
+            kind, stage, key = _W, s, this_key
     if kind == _NONE:
         return _NONE, -1, later
     if better_key < key:
@@ -204,8 +205,8 @@ def choose_backwards(
 
 
 @hot
-def may_allocate(problem: Instance, state: Latest, rank: int, index: int) -> tuple[bool, bool]:
-    """Say whether B and W of one of a rank's stages leave enough room for those still to come.
+def may_allocate(problem: Instance, state: Latest, rank: int, index: int, kind: int) -> bool:
+    """Say whether a B or W of one of a rank's stages leaves enough room for those still to come.
 
     As in list scheduling: for every deeper stage q with backwards to place, what the shallower
     stages are ahead of q, one microbatch through q and all deeper stages, and what W have
@@ -213,37 +214,34 @@ def may_allocate(problem: Instance, state: Latest, rank: int, index: int) -> tup
     """
     stage = problem.stages[index]
     first, end = problem.offsets[rank], problem.offsets[rank + 1]
-    limit = problem.limits[rank] * (1 + _CLOSE)
-    ahead_of_b = 0.0
+    room = problem.limits[rank] * (1 + _CLOSE)
+    shallower, done, deeper = 0.0, 0.0, 0.0  # held by those stages for one microbatch, for all B
     for other in range(first, end):
         u = problem.stages[other]
-        ahead_of_b += problem.kept[u] * (state.num_w[u] - state.num_b[u])
+        room -= problem.kept[u] * (state.num_w[u] - state.num_b[u])
+        deeper += problem.held[u]
     has_w = state.num_w[stage] > state.num_b[stage]
-    fits_b, fits_w = True, True
-    for deeper in range(index, end):
-        q = problem.stages[deeper]
-        if state.num_b[q] >= problem.num_microbatches:
-            continue
-        needed = ahead_of_b
-        if state.num_w[q] > state.num_b[q]:
-            needed -= problem.kept[q]
-        for other in range(first, end):
-            u = problem.stages[other]
-            if other >= deeper:
-                needed += problem.held[u]
-            else:
-                needed += problem.held[u] * (state.num_b[u] - state.num_b[q])
-        by_w = problem.kept[stage]
-        if deeper == index and not has_w:
-            by_w = 0.0
-        if needed + by_w > limit:
-            fits_w = False
-        by_b = problem.held[stage]
+    needed = problem.kept[stage]
+    if kind == _B:
+        needed = problem.held[stage]
         if has_w:
-            by_b -= problem.kept[stage]
-        if deeper > index and needed + by_b > limit:
-            fits_b = False
-    return fits_b, fits_w
+            needed -= problem.kept[stage]
+    for other in range(first, end):
+        q = problem.stages[other]
+        if other >= index and state.num_b[q] < problem.num_microbatches:
+            more = done - shallower * state.num_b[q] + deeper
+            if state.num_w[q] > state.num_b[q]:
+                more -= problem.kept[q]
+            # Its own first W, and its B, are part of one microbatch through the stage.
+            is_own = other == index and (kind == _B or not has_w)
+            if not is_own:
+                more += needed
+            if more > room and not (other == index and kind == _B):
+                return False
+        shallower += problem.held[q]
+        done += problem.held[q] * state.num_b[q]
+        deeper -= problem.held[q]
+    return True
 
 
 @hot

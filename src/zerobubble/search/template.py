@@ -15,7 +15,7 @@ import numpy as np
 
 from zerobubble.costs import Floats
 from zerobubble.ir import Codes, Placement
-from zerobubble.search.instance import instance_of
+from zerobubble.search.instance import Instance, instance_of
 from zerobubble.search.listing import Preferences, keys_of
 from zerobubble.search.portfolio import UNCAPPED
 from zerobubble.search.problem import Problem
@@ -106,25 +106,23 @@ def num_passes(placement: Placement) -> int:
 
 
 def _keys(template: Template, problem: Problem) -> tuple[Floats, Floats]:
-    travel, numbers = instance_of(problem).travel, passes(problem.placement)
-    costs = problem.costs
-    last = len(numbers) - 1
-    unit = problem.period / (3 * (int(numbers[-1]) + 1))
-    key_f, key_b = np.zeros(last + 1), np.zeros(last + 1)
-    for s in range(1, last + 1):
-        least, number = costs.forward[s - 1] + travel[s - 1], numbers[s]
+    instance, numbers = instance_of(problem), passes(problem.placement).tolist()
+    least_f = (instance.forward + instance.travel).tolist()
+    least_b = (instance.backward[1:] + instance.travel[:-1]).tolist()
+    unit = problem.period / (3 * (numbers[-1] + 1))
+    key_f, key_b = [0.0], [0.0]
+    for least, before, number in zip(least_f, numbers, numbers[1:], strict=False):
         step = _hop(template.hops_f[number], least, unit)
-        if number != numbers[s - 1]:
-            step = least + template.gaps_f[number - 1] * unit
-        key_f[s] = key_f[s - 1] + step
-    key_b[last] = key_f[last] + costs.forward[last] + template.gap_turn * unit
-    for s in range(last - 1, -1, -1):
-        least, number = costs.backward_input[s + 1] + travel[s], numbers[s]
+        if number != before:
+            step = least + template.gaps_f[before] * unit
+        key_f.append(key_f[-1] + step)
+    for least, number, after in zip(least_b[::-1], numbers[-2::-1], numbers[:0:-1], strict=True):
         step = _hop(template.hops_b[number], least, unit)
-        if number != numbers[s + 1]:
+        if number != after:
             step = least + template.gaps_b[number] * unit
-        key_b[s] = key_b[s + 1] + step
-    return key_f, key_b
+        key_b.append(key_b[-1] + step)
+    turn = key_f[-1] + float(instance.forward[-1]) + template.gap_turn * unit
+    return np.array(key_f), np.array(key_b[::-1]) + turn
 
 
 def _hop(hop: float, least: float, unit: float) -> float:
@@ -133,43 +131,48 @@ def _hop(hop: float, least: float, unit: float) -> float:
 
 def _caps(template: Template, problem: Problem, life: Floats) -> Codes:
     """Share out each rank's memory in proportion to the time between F and B of its stages."""
-    caps = np.full(len(life), UNCAPPED)
     if not template.is_capped:
-        return caps
-    for rank in range(problem.placement.num_ranks):
-        stages = problem.placement.stages_of(rank)
-        wanted = sum(life[s] * problem.costs.activation[s] for s in stages)
-        room = float(np.asarray(problem.limits)[rank]) / wanted if wanted > 0 else np.inf
-        if not np.isfinite(room):
-            continue
-        scale = room**template.scarcity
-        if room > 1:
-            scale = room * template.scarcity + 1 - template.scarcity
-        for turn, s in enumerate(stages):
-            extra = template.extra[min(turn, len(template.extra) - 1)] if template.extra else 0.0
-            caps[s] = max(1, int(life[s] * scale + extra + 1e-9))
-    return caps
+        return np.full(len(life), UNCAPPED)
+    instance = instance_of(problem)
+    wanted = np.bincount(instance.holders, weights=life * instance.held)
+    room = np.divide(instance.limits, wanted, out=np.full_like(wanted, np.inf), where=wanted > 0)
+    ample = room * template.scarcity + 1 - template.scarcity
+    scale = np.where(room > 1, ample, room**template.scarcity)[instance.holders]
+    extra = np.zeros(len(life))
+    if template.extra:
+        turns = np.minimum(_turns(instance), len(template.extra) - 1)
+        extra = np.array(template.extra)[turns]
+    caps = np.floor(np.minimum(life * scale, UNCAPPED) + extra + 1e-9)
+    found: Codes = np.maximum(1, caps).astype(np.int64)
+    return found
+
+
+def _turns(instance: Instance) -> Codes:
+    """Number the stages of each rank in forward order; per stage."""
+    turns = np.empty_like(instance.stages)
+    begins = np.repeat(instance.offsets[:-1], np.diff(instance.offsets))
+    turns[instance.stages] = np.arange(len(turns)) - begins
+    return turns
 
 
 def _warm_caps(template: Template, problem: Problem, caps: Codes) -> Codes:
     """Shape the caps that hold before a rank's first B, as V-shaped schedules warm up."""
-    placement, warm = problem.placement, caps.copy()
-    if template.warm_shape <= 0 or not template.is_capped:
+    instance, shape, extra = instance_of(problem), template.warm_shape, int(template.warm_extra)
+    if shape <= 0 or not template.is_capped:
+        return caps
+    num_ranks = len(instance.limits)
+    is_v = np.array_equal(instance.holders[num_ranks:], instance.holders[:num_ranks][::-1])
+    if not is_v or num_ranks < 2 or not (instance.held > 0).all():
+        warm: Codes = np.maximum(1, (caps * shape).astype(np.int64) + extra)
         return warm
-    is_v = placement.num_stages == 2 * placement.num_ranks and str(placement) == "v"
-    if not is_v or placement.num_ranks < 2:
-        return np.maximum(1, (caps * template.warm_shape + template.warm_extra).astype(np.int64))
-    for rank in range(placement.num_ranks):
-        shallow, deep = placement.stages_of(rank)
-        held = float(problem.costs.activation[shallow])
-        room = float(np.asarray(problem.limits)[rank]) / held if held > 0 else np.inf
-        if not np.isfinite(room):
-            continue
-        depth = (rank / (placement.num_ranks - 1)) ** (1 / template.warm_shape)
-        num_deep = round(1 + (int(room + 1e-9) / 2 - 1) * depth)
-        num_deep = min(num_deep, rank + 1 + int(template.warm_extra))
-        warm[shallow] = max(1, int(room + 1e-9) - num_deep)
-        warm[deep] = max(1, num_deep + int(template.warm_extra))
+    room = np.floor(instance.limits / instance.held[:num_ranks] + 1e-9)
+    ranks = np.arange(num_ranks)
+    depth = (ranks / (num_ranks - 1)) ** (1 / shape)
+    deep = np.minimum(np.round(1 + (room / 2 - 1) * depth), ranks + 1 + extra)
+    both = np.append(room - deep, (deep + extra)[::-1])
+    is_limited = np.isfinite(np.append(room, room[::-1]))
+    warm = caps.copy()
+    warm[is_limited] = np.maximum(1, both[is_limited]).astype(np.int64)
     return warm
 
 
