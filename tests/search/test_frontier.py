@@ -10,12 +10,11 @@ from zerobubble.costs import Costs
 from zerobubble.errors import UsageError
 from zerobubble.ir import linear, looped, wave
 from zerobubble.schedules import REGISTRY
-from zerobubble.search import frontier, search
+from zerobubble.search import frontier, search, sweep
 from zerobubble.search.auto import AUTO
-from zerobubble.search.frontier import PLACEMENTS, time_of
+from zerobubble.search.sweep import PLACEMENTS, time_of
 from zerobubble.verify import verify
 
-MODULE = sys.modules[frontier.__module__]  # the package has the function under its name
 TIMES = (4, 5, 3, 0.5, 0.4)
 
 
@@ -122,7 +121,7 @@ def test_the_best_points_are_below_all_others(other):
     ],
 )
 def test_the_grid_of_other_sizes(p, m, expected, monkeypatch):
-    monkeypatch.setattr(MODULE, "_sweep", keep_limits := Limits())
+    monkeypatch.setattr(sweep, "_sweep", keep_limits := Limits())
     frontier(Costs.uniform(p), p, m)
     assert keep_limits.found == expected
 
@@ -146,7 +145,7 @@ class Limits:
     ],
 )
 def test_a_range_of_memory_is_kept_with_its_ends(memory, expected, monkeypatch):
-    monkeypatch.setattr(MODULE, "_sweep", keep_limits := Limits())
+    monkeypatch.setattr(sweep, "_sweep", keep_limits := Limits())
     frontier(Costs.uniform(4), 4, 9, memory)
     assert keep_limits.found == expected
 

@@ -11,7 +11,7 @@ from tests.view.test_text import check_golden
 from zerobubble.costs import Costs
 from zerobubble.ir import linear, wave
 from zerobubble.schedules import build
-from zerobubble.search.frontier import Frontier, Point, frontier
+from zerobubble.search.sweep import Frontier, Point, frontier
 from zerobubble.simulate import simulate
 from zerobubble.view.frontier import draw, marks, tabulate, tabulate_named
 

@@ -22,7 +22,7 @@ from zerobubble.cli._resolve import (
     read_memory_range,
     require_counts,
 )
-from zerobubble.search.frontier import Frontier, Point, frontier
+from zerobubble.search.sweep import Frontier, Point, frontier
 from zerobubble.view.frontier import draw, tabulate, tabulate_named
 
 

@@ -24,7 +24,7 @@ from zerobubble.cli._resolve import read_costs, read_memory, require_counts
 from zerobubble.formats.json import save
 from zerobubble.ir import placement_named
 from zerobubble.search import SearchResult, lower_bound, search
-from zerobubble.search.frontier import PLACEMENTS
+from zerobubble.search.sweep import PLACEMENTS
 
 _PLACEMENT_HELP = (
     "linear, v, looped:2, wave:4 or the rank of each stage as in 0,1,1,0; by default all of "

@@ -12,12 +12,12 @@ from numpy.typing import ArrayLike
 from zerobubble.costs import Costs
 from zerobubble.ir import Placement
 from zerobubble.search import auto as auto  # registers zb-auto
-from zerobubble.search.frontier import Frontier, frontier
 
 if TYPE_CHECKING:
     from zerobubble.search.bounds import Bound, lower_bound, lower_bounds
     from zerobubble.search.engine import SearchResult
     from zerobubble.search.problem import Objective
+    from zerobubble.search.sweep import Frontier, frontier
 
 __all__ = [
     "Bound",
@@ -28,6 +28,8 @@ __all__ = [
     "lower_bounds",
     "search",
 ]
+
+_MODULES = {"SearchResult": "engine", "Frontier": "sweep", "frontier": "sweep"}
 
 
 def search(
@@ -72,6 +74,6 @@ def search(
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        module = "engine" if name == "SearchResult" else "bounds"
+        module = _MODULES.get(name, "bounds")
         return getattr(import_module(f"{__name__}.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,7 +8,7 @@ from itertools import chain, pairwise, repeat
 from string import ascii_lowercase, ascii_uppercase
 
 from zerobubble.ir import Placement
-from zerobubble.search.frontier import Frontier, Point, bubble_of
+from zerobubble.search.sweep import Frontier, Point, bubble_of
 from zerobubble.simulate import Timeline
 from zerobubble.view.numbers import table
 
