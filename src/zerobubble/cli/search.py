@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 from tyro.conf import arg
@@ -10,9 +10,11 @@ from tyro.conf import arg
 from zerobubble.cli._arguments import (
     UNIT_COSTS,
     CostsFlag,
+    EffortFlag,
     Json,
     MemoryFlag,
     Microbatches,
+    ObjectiveFlag,
     Out,
     Ranks,
 )
@@ -22,11 +24,11 @@ from zerobubble.cli._resolve import read_costs, read_memory, require_counts
 from zerobubble.formats.json import save
 from zerobubble.ir import placement_named
 from zerobubble.search import SearchResult, lower_bound, search
+from zerobubble.search.sweep import PLACEMENTS
 
-_PLACEMENTS = ("linear", "v", "looped:2", "wave:4")
 _PLACEMENT_HELP = (
     "linear, v, looped:2, wave:4 or the rank of each stage as in 0,1,1,0; by default all of "
-    f"{', '.join(_PLACEMENTS)} are tried"
+    f"{', '.join(PLACEMENTS)} are tried"
 )
 
 
@@ -39,13 +41,8 @@ class Search:
     costs: CostsFlag = UNIT_COSTS
     memory: MemoryFlag = None
     placement: Annotated[str, arg(name="placement", help=_PLACEMENT_HELP)] = ""
-    objective: Annotated[
-        Literal["span", "makespan"],
-        arg(name="objective", help="span if steps follow each other without a barrier"),
-    ] = "span"
-    effort: Annotated[
-        Literal["quick", "default", "thorough"], arg(name="effort", help="how long to search")
-    ] = "default"
+    objective: ObjectiveFlag = "span"
+    effort: EffortFlag = "default"
     json: Json = False
     out: Out = None
 
@@ -57,7 +54,7 @@ def run(argv: Sequence[str]) -> int:
     limits = read_memory(asked.memory, ranks) or np.inf
     results = [
         _search(name, ranks, microbatches, limits, asked)
-        for name in ((asked.placement,) if asked.placement else _PLACEMENTS)
+        for name in ((asked.placement,) if asked.placement else PLACEMENTS)
     ]
     best = min(results, key=lambda found: found.value)
     seconds = sum(found.seconds for found in results)

@@ -11,13 +11,25 @@ from numpy.typing import ArrayLike
 
 from zerobubble.costs import Costs
 from zerobubble.ir import Placement
+from zerobubble.search import auto as auto  # registers zb-auto
 
 if TYPE_CHECKING:
     from zerobubble.search.bounds import Bound, lower_bound, lower_bounds
     from zerobubble.search.engine import SearchResult
     from zerobubble.search.problem import Objective
+    from zerobubble.search.sweep import Frontier, frontier
 
-__all__ = ["Bound", "SearchResult", "lower_bound", "lower_bounds", "search"]
+__all__ = [
+    "Bound",
+    "Frontier",
+    "SearchResult",
+    "frontier",
+    "lower_bound",
+    "lower_bounds",
+    "search",
+]
+
+_MODULES = {"SearchResult": "engine", "Frontier": "sweep", "frontier": "sweep"}
 
 
 def search(
@@ -62,6 +74,6 @@ def search(
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        module = "engine" if name == "SearchResult" else "bounds"
+        module = _MODULES.get(name, "bounds")
         return getattr(import_module(f"{__name__}.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -21,6 +21,7 @@ from zerobubble.schedules import REGISTRY
 from zerobubble.schedules.v_rounds import v_rounds
 from zerobubble.search.annealing import annealed
 from zerobubble.search.arrangement import Arrangement, arrange, arrange_within_limits, split_codes
+from zerobubble.search.auto import AUTO
 from zerobubble.search.bounds import Bound, lower_bound
 from zerobubble.search.climb import climb, cross, mutate
 from zerobubble.search.justify import justified
@@ -429,7 +430,7 @@ def _distinct(scored: list[tuple[float, int, R]]) -> list[tuple[float, int, R]]:
 def _registered(problem: Problem) -> Iterator[Schedule]:
     """Build every registered schedule that has the placement of a problem."""
     num_ranks, per_rank = problem.placement.num_ranks, len(problem.placement.stages_of(0))
-    for recipe in REGISTRY.values():
+    for recipe in (found for name, found in REGISTRY.items() if name != AUTO):
         for parameters in ({}, {"v": per_rank}, {"waves": max(1, per_rank // 2)}):
             if not parameters.keys() <= recipe.parameters.keys():
                 continue
