@@ -12,7 +12,8 @@ from zerobubble.ir import linear, looped, wave
 from zerobubble.schedules import REGISTRY
 from zerobubble.search import frontier, search, sweep
 from zerobubble.search.auto import AUTO
-from zerobubble.search.sweep import PLACEMENTS, time_of
+from zerobubble.search.placements import PLACEMENTS
+from zerobubble.search.sweep import time_of
 from zerobubble.verify import verify
 
 TIMES = (4, 5, 3, 0.5, 0.4)

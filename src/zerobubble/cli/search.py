@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -20,11 +21,15 @@ from zerobubble.cli._arguments import (
 )
 from zerobubble.cli._parse import parse
 from zerobubble.cli._report import print_json, print_timeline, row
-from zerobubble.cli._resolve import read_costs, read_memory, require_counts
+from zerobubble.cli._resolve import (
+    read_costs,
+    read_costs_for_any_placement,
+    read_memory,
+    require_counts,
+)
 from zerobubble.formats.json import save
-from zerobubble.ir import placement_named
 from zerobubble.search import SearchResult, lower_bound, search
-from zerobubble.search.sweep import PLACEMENTS
+from zerobubble.search.placements import PLACEMENTS, CostsOrFunction
 
 _PLACEMENT_HELP = (
     "linear, v, looped:2, wave:4 or the rank of each stage as in 0,1,1,0; by default all of "
@@ -52,28 +57,27 @@ def run(argv: Sequence[str]) -> int:
     asked = parse(Search, argv, command="search")
     ranks, microbatches = require_counts("search", asked.ranks, asked.microbatches)
     limits = read_memory(asked.memory, ranks) or np.inf
-    results = [
-        _search(name, ranks, microbatches, limits, asked)
-        for name in ((asked.placement,) if asked.placement else PLACEMENTS)
-    ]
-    best = min(results, key=lambda found: found.value)
-    seconds = sum(found.seconds for found in results)
-    if asked.out is not None:
-        save(best.schedule, asked.out)
-    if asked.json:
-        print_json(_row(best, limits, seconds))
+    if asked.placement:
+        costs: CostsOrFunction = partial(read_costs, asked.costs)
     else:
-        print_timeline(best.timeline)
-        print(_certificate(best))
+        costs = read_costs_for_any_placement(asked.costs, ranks)
+    found = search(
+        costs,
+        ranks,
+        microbatches,
+        limits,
+        asked.placement or None,
+        asked.objective,
+        asked.effort,
+    )
+    if asked.out is not None:
+        save(found.schedule, asked.out)
+    if asked.json:
+        print_json(_row(found, limits))
+    else:
+        print_timeline(found.timeline)
+        print(_certificate(found))
     return 0
-
-
-def _search(
-    placement: str, ranks: int, microbatches: int, limits: Any, asked: Search
-) -> SearchResult:
-    place = placement_named(placement, ranks)
-    costs = read_costs(asked.costs, place)
-    return search(costs, ranks, microbatches, limits, place, asked.objective, asked.effort)
 
 
 def _certificate(found: SearchResult) -> str:
@@ -86,7 +90,7 @@ def _certificate(found: SearchResult) -> str:
     )
 
 
-def _row(found: SearchResult, limits: Any, seconds: float) -> dict[str, Any]:
+def _row(found: SearchResult, limits: Any) -> dict[str, Any]:
     timeline = found.timeline
     problem = (timeline.costs, timeline.schedule.placement, timeline.schedule.num_microbatches)
     return row(timeline) | {
@@ -94,5 +98,5 @@ def _row(found: SearchResult, limits: Any, seconds: float) -> dict[str, Any]:
         "bound_makespan": lower_bound(*problem, limits, "makespan").value,
         "gap": found.gap,
         "binding": found.binding,
-        "seconds": seconds,
+        "seconds": found.seconds,
     }

@@ -7,17 +7,20 @@ found is compared with a lower bound, and the search ends when it is reached.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice, product
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from zerobubble.costs import Costs
 from zerobubble.errors import ScheduleError, UsageError
-from zerobubble.ir import Placement, Schedule, looped, placement_named, v_shape, wave
-from zerobubble.schedules import REGISTRY
+from zerobubble.ir import Placement, Schedule, v_shape
+from zerobubble.schedules import REGISTRY, Recipe
 from zerobubble.schedules.v_rounds import v_rounds
 from zerobubble.search.annealing import annealed
 from zerobubble.search.arrangement import Arrangement, arrange, arrange_within_limits, split_codes
@@ -26,16 +29,18 @@ from zerobubble.search.bounds import Bound, lower_bound
 from zerobubble.search.climb import climb, cross, mutate
 from zerobubble.search.justify import justified
 from zerobubble.search.listing import list_ops
-from zerobubble.search.portfolio import FixedRule, Rule, budgeted, fixed_rules
+from zerobubble.search.portfolio import FixedRule, Rule, budgeted
 from zerobubble.search.problem import Objective, Problem
 from zerobubble.search.scaling import ladder
 from zerobubble.search.shape import Reshaping, Shape
 from zerobubble.search.splice import splice
-from zerobubble.search.template import Template, num_passes, seeds, with_warm_up
+from zerobubble.search.starting import start_rules
+from zerobubble.search.template import Template, num_passes
 from zerobubble.simulate import Timeline
 
 _PROVED = 1e-7
 R = TypeVar("R", bound=Rule)
+Known = Callable[[Problem], Schedule]
 
 
 @dataclass(frozen=True)
@@ -60,12 +65,16 @@ class Effort:
 
 
 EFFORTS = {
-    "quick": Effort(100_000, 0, 0, 0, 0, 0),
+    "quick": Effort(120_000, 0, 0, 0, 0, 0),
     "default": Effort(800_000, 20_000_000, 8, 10_000_000, 15_000_000, 400_000_000),
     "thorough": Effort(3_000_000, 100_000_000, 20, 50_000_000, 150_000_000, 2_000_000_000),
 }
-_LEAST_TRIES, _MOST_TRIES = 3, 4_000
-_CHOSEN_RULES, _NUM_SHAPED = 6, 3
+_LEAST_TRIES = 3
+# What is done for a try besides placing ops takes as long as placing so many.
+_OPS_OF_A_TRY = 1_500
+# A small problem has been seen from all sides after so many tries for each of its ops.
+_TRIES_AN_OP, _MOVES_AN_OP = 10, 200
+_CHOSEN_RULES, _NUM_SHAPED, _NUM_KNOWN = 6, 3, 2
 _CROSSED = 0.1
 # Share of the mean over ranks in what is climbed on, so that a step on any rank counts.
 _MEAN_SHARE = 0.1
@@ -75,7 +84,6 @@ _MANY_ROUNDS, _MANY_PATIENCES = 16, (0.0, 0.5, 1.0)
 # Annealing changes one op at a time, which leads nowhere in larger problems.
 _LARGEST_ANNEALED = 4_000
 _TEMPERATURES = (0.3, 0.1, 0.1)
-_MOST_MOVES = 500_000
 # Registered schedules of larger problems are built for fewer microbatches, and spliced.
 _LARGEST_BUILT = 200_000
 _BUDGET_SHARES = (0.15, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9, 1.0)
@@ -127,37 +135,34 @@ class SearchResult:
         return self.certificate.reason
 
 
-def placements(asked: Placement | str | None, num_ranks: int, num_stages: int) -> list[Placement]:
-    """List the placements that are asked for, or all regular ones of so many stages.
-
-    >>> [str(place) for place in placements(None, num_ranks=4, num_stages=8)]
-    ['v', 'looped:2']
-    """
-    if asked is not None:
-        place = placement_named(asked, num_ranks) if isinstance(asked, str) else asked
-        return [place]
-    per_rank, rest = divmod(num_stages, num_ranks)
-    if rest or per_rank < 1:
-        raise UsageError(
-            f"{num_stages} stages cannot be shared evenly by {num_ranks} ranks: give a placement"
-        )
-    shapes = [wave(num_ranks, per_rank), looped(num_ranks, per_rank)]
-    return list({place.stage_to_rank: place for place in shapes}.values())
-
-
-def search_all(problems: Sequence[Problem], effort: str) -> SearchResult:
-    """Search several placements of a model, and give the best result of any.
+def search_all(
+    table: Mapping[Placement, Costs],
+    num_microbatches: int,
+    memory: ArrayLike,
+    objective: Objective,
+    effort: str,
+) -> SearchResult:
+    """Search several placements, each with its costs, and give the best result of any.
 
     The cheap part comes first for all of them; a placement whose bound is not below what has been
-    found for another is not looked at further.
+    found for another is not looked at further. Those that cannot run within the memory are left
+    out if another can.
 
     Raises:
-        UsageError: the effort is unknown.
+        UsageError: the numbers do not fit each other, or no schedule exists within the limits.
     """
     if effort not in EFFORTS:
         raise UsageError(f"effort must be one of {', '.join(EFFORTS)}, not {effort!r}")
     begin = time.perf_counter()
-    searches = [_Search(problem, EFFORTS[effort]) for problem in problems]
+    searches, errors = [], []
+    for place, costs in table.items():
+        try:
+            problem = Problem(costs, place, num_microbatches, memory, objective)
+            searches.append(_Search(problem, EFFORTS[effort]))
+        except UsageError as error:
+            errors.append(error)
+    if not searches:
+        raise errors[0]
     best = np.inf
     for part in (_Search.begin, _Search.go_on):
         for search in sorted(searches, key=lambda search: search.real.bound):
@@ -170,7 +175,7 @@ def search_all(problems: Sequence[Problem], effort: str) -> SearchResult:
     return SearchResult(
         timeline.schedule,
         timeline,
-        found.problem.objective,
+        objective,
         found.certificate,
         time.perf_counter() - begin,
         sum(search.num_tried for search in searches),
@@ -193,10 +198,12 @@ class _Search:
     def begin(self) -> None:
         """Try what is known and what is quick to try."""
         rules: list[Rule] = []
+        known: Sequence[Known] = _registered(self.real.problem.placement)
         for size in self.sizes:
+            if self._splice_into(size):
+                continue
             if size.problem.placement == self.real.problem.placement:
-                size.try_known()
-                self._splice_into(size)
+                known = size.try_known(known)
             if not size.is_done:
                 size.try_rules([*rules, *start_rules(size.problem)], self.effort.seeded)
             rules = size.best_rules() or rules
@@ -228,12 +235,6 @@ class _Search:
         size.keep(found)
         idle = before.value - float(before.problem.loads.max())
         return found.value - float(size.problem.loads.max()) <= idle + _PROVED * before.value
-
-
-def start_rules(problem: Problem) -> Iterator[Rule]:
-    """Yield the rules that are worth a try on any problem."""
-    yield from fixed_rules(problem)
-    yield from with_warm_up(seeds(num_passes(problem.placement)))
 
 
 class _Size:
@@ -275,15 +276,18 @@ class _Size:
             self.best = arrangement
         return arrangement.value
 
-    def try_known(self) -> None:
-        """Try every registered schedule that has this placement and fits, and V rounds."""
-        known = _registered(self.problem) if self.problem.num_ops <= _LARGEST_BUILT else ()
-        for schedule in known:
-            found = arrange_within_limits(self.problem, split_codes(schedule), schedule.name)
-            if found is not None:
-                self.keep(found)
+    def try_known(self, known: Sequence[Known]) -> Sequence[Known]:
+        """Try named schedules that fit, and V rounds; give the best few of the named ones."""
+        scored = []
+        for number, build in enumerate(known if self.problem.num_ops <= _LARGEST_BUILT else ()):
+            with suppress(ScheduleError):  # it is not defined for these numbers
+                schedule = build(self.problem)
+                found = arrange_within_limits(self.problem, split_codes(schedule), schedule.name)
+                if found is not None:
+                    scored.append((self.keep(found), number))
         if self.problem.placement == v_shape(self.problem.placement.num_ranks):
             self._try_rounds()
+        return [known[number] for _, number in sorted(scored)[:_NUM_KNOWN]] or known
 
     def _try_rounds(self) -> None:
         """Try the rounds of a V with each of its switches, and for makespan with budgets."""
@@ -317,7 +321,7 @@ class _Size:
 
     def try_rules(self, rules: Iterable[Rule], num_ops: int) -> None:
         """Try rules until so many ops have been placed, then the best ones with budgets."""
-        num_tries = max(_LEAST_TRIES, num_ops // self.problem.num_ops)
+        num_tries = max(_LEAST_TRIES, num_ops // (self.problem.num_ops + _OPS_OF_A_TRY))
         for rule in islice(rules, num_tries):
             if self.is_done:
                 return
@@ -368,7 +372,8 @@ class _Size:
         if not self.is_done and self.best is not None:
             self._justified(self.best, _MANY_ROUNDS, _MANY_PATIENCES)
         if self.problem.num_ops <= _LARGEST_ANNEALED:
-            self._anneal(min(_MOST_MOVES, effort.annealed // self.problem.num_ops))
+            num_moves = effort.annealed // self.problem.num_ops
+            self._anneal(min(num_moves, _MOVES_AN_OP * self.problem.num_ops))
 
     def _climb(
         self,
@@ -390,11 +395,11 @@ class _Size:
             self.scored.append((self.keep(found), len(self.scored), rule))
             return found.value + _MEAN_SHARE * float(found.times_of_ranks.mean())
 
-        num_tries = num_ops // self.problem.num_ops
-        if improve is not None:
-            num_tries //= 1 + _PASSES_OF_FEW
+        passes = 1 if improve is None else 1 + _PASSES_OF_FEW
+        num_tries = num_ops // (passes * self.problem.num_ops + _OPS_OF_A_TRY)
+        num_tries = min(num_tries, _TRIES_AN_OP * self.problem.num_ops)
         load = float(self.problem.loads.max()) + _MEAN_SHARE * mean_load
-        for _ in climb(start, change, value_of, load, min(_MOST_TRIES, num_tries), seed):
+        for _ in climb(start, change, value_of, load, num_tries, seed):
             if self.is_done:
                 return
 
@@ -427,15 +432,20 @@ def _distinct(scored: list[tuple[float, int, R]]) -> list[tuple[float, int, R]]:
     return [of_value[value] for value in sorted(of_value)[:_CHOSEN_RULES]]
 
 
-def _registered(problem: Problem) -> Iterator[Schedule]:
-    """Build every registered schedule that has the placement of a problem."""
-    num_ranks, per_rank = problem.placement.num_ranks, len(problem.placement.stages_of(0))
-    for recipe in (found for name, found in REGISTRY.items() if name != AUTO):
+def _registered(placement: Placement) -> list[Known]:
+    """List what builds the registered schedules that have a placement, for a problem with it."""
+    found: list[Known] = []
+    num_ranks, per_rank = placement.num_ranks, len(placement.stages_of(0))
+    for recipe in (recipe for name, recipe in REGISTRY.items() if name != AUTO):
         for parameters in ({}, {"v": per_rank}, {"waves": max(1, per_rank // 2)}):
             if not parameters.keys() <= recipe.parameters.keys():
                 continue
-            if recipe.place(num_ranks, **parameters) != problem.placement:
-                continue
-            with suppress(ScheduleError):  # it is not defined for these numbers
-                yield recipe.build(num_ranks, problem.num_microbatches, problem.costs, **parameters)
-            break
+            if recipe.place(num_ranks, **parameters) == placement:
+                found.append(partial(_build, recipe, parameters))
+                break
+    return found
+
+
+def _build(recipe: Recipe, parameters: dict[str, int], problem: Problem) -> Schedule:
+    ranks, microbatches = problem.placement.num_ranks, problem.num_microbatches
+    return recipe.build(ranks, microbatches, problem.costs, **parameters)

@@ -4,7 +4,7 @@ There is one search for each placement and memory limit. A schedule that one of 
 named one, serves every limit that it fits into: where it meets the lower bound, none is searched.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -13,16 +13,14 @@ import numpy as np
 
 from zerobubble.costs import Costs
 from zerobubble.errors import ScheduleError, UsageError
-from zerobubble.ir import Placement, looped, placement_named, wave
+from zerobubble.ir import Placement
 from zerobubble.schedules import REGISTRY, Recipe
 from zerobubble.search.auto import AUTO
+from zerobubble.search.placements import CostsOrFunction, costs_of_placements
 from zerobubble.simulate import Timeline, simulate
 
 if TYPE_CHECKING:
     from zerobubble.search.problem import Objective
-
-# What is tried where the costs leave the number of stages open.
-PLACEMENTS = ("linear", "v", "looped:2", "wave:4")
 
 # Steps of the memory grid for p microbatches.
 _STEPS = 8
@@ -123,7 +121,7 @@ class Frontier:
 
 
 def frontier(
-    costs: Costs | Callable[[Placement], Costs],
+    costs: CostsOrFunction,
     num_ranks: int,
     num_microbatches: int,
     memory: tuple[float, float] | None = None,
@@ -160,7 +158,7 @@ def frontier(
     for what, count in {"ranks": num_ranks, "microbatches": num_microbatches}.items():
         if count < 1:
             raise UsageError(f"{what} must be at least 1, not {count}")
-    table = _costs_of_placements(costs, num_ranks)
+    table = costs_of_placements(costs, num_ranks)
     limits = _limits(table, num_ranks, num_microbatches, memory)
     named, left_out = _named(table, num_ranks, num_microbatches)
     points: list[Point] = []
@@ -178,18 +176,6 @@ def time_of(timeline: Timeline, objective: "Objective") -> float:
 def bubble_of(timeline: Timeline, objective: "Objective") -> float:
     """Give the bubble of the span or of the makespan."""
     return timeline.bubble if objective == "span" else timeline.bubble_makespan
-
-
-def _costs_of_placements(
-    costs: Costs | Callable[[Placement], Costs], num_ranks: int
-) -> CostsOfPlacements:
-    if not isinstance(costs, Costs):
-        places = dict.fromkeys(placement_named(name, num_ranks) for name in PLACEMENTS)
-        return {place: costs(place) for place in places}
-    per_rank, rest = divmod(costs.num_stages, num_ranks)
-    if rest or per_rank < 1:
-        raise UsageError(f"{costs.num_stages} stages cannot be shared evenly by {num_ranks} ranks")
-    return dict.fromkeys((wave(num_ranks, per_rank), looped(num_ranks, per_rank)), costs)
 
 
 def _limits(
