@@ -83,6 +83,8 @@ _MEAN_SHARE = 0.1
 _FEW_ROUNDS, _FEW_PATIENCES = 3, (0.0, 1.0)
 _PASSES_OF_FEW = 2 * _FEW_ROUNDS * len(_FEW_PATIENCES)
 _MANY_ROUNDS, _MANY_PATIENCES = 16, (0.0, 0.5, 1.0)
+# An order is worth being justified if it idles at most so many times what is good enough.
+_WORTH = 2.5
 # Annealing changes one op at a time, which leads nowhere in larger problems.
 _LARGEST_ANNEALED = 4_000
 _TEMPERATURES = (0.3, 0.1, 0.1)
@@ -397,10 +399,13 @@ class _Size:
         improve: Callable[[Arrangement], Arrangement] | None = None,
     ) -> None:
         """Climb over rules until so many ops have been placed."""
-        mean_load = float(self.problem.loads.mean())
+        largest, mean_load = float(self.problem.loads.max()), float(self.problem.loads.mean())
 
         def value_of(rule: R, worst: float) -> float:
-            found = self._list_ops(rule, worst - _MEAN_SHARE * mean_load)
+            worst -= _MEAN_SHARE * mean_load
+            if improve is not None:
+                worst = largest + _WORTH * (worst - largest)
+            found = self._list_ops(rule, worst)
             if found is None:
                 return np.inf
             if improve is not None:
@@ -411,7 +416,7 @@ class _Size:
         passes = 1 if improve is None else 1 + _PASSES_OF_FEW
         num_tries = num_ops // (passes * self.problem.num_ops + _OPS_OF_A_TRY)
         num_tries = min(num_tries, _TRIES_AN_OP * self.problem.num_ops)
-        load = float(self.problem.loads.max()) + _MEAN_SHARE * mean_load
+        load = largest + _MEAN_SHARE * mean_load
         for _ in climb(start, change, value_of, load, num_tries, seed):
             if self.is_done:
                 return

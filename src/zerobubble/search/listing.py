@@ -188,7 +188,7 @@ def choose(
             else:
                 arrival = state.end_b[(s + 1) * num_microbatches + i] + problem.travel[s]
             this_key = preferences.keys[(_B * (last + 1) + s) * num_microbatches + i]
-            if arrival <= now:
+            if arrival <= now + _CLOSE:
                 if this_key < key:
                     kind, stage, key = _B, s, this_key
             elif arrival < _NEVER:
@@ -201,7 +201,7 @@ def choose(
             if s > 0:
                 arrival = state.end_f[(s - 1) * num_microbatches + i] + problem.travel[s - 1]
             this_key = preferences.keys[s * num_microbatches + i]
-            is_lesser = arrival <= now and this_key >= key
+            is_lesser = arrival <= now + _CLOSE and this_key >= key
             if (
                 arrival < _NEVER
                 and not is_lesser
@@ -210,7 +210,7 @@ def choose(
                 if state.memory[rank] + problem.held[s] > problem.limits[rank] * (1 + _CLOSE):
                     if arrival <= now + preferences.makes_room * problem.forward[s]:
                         blocked_key = min(blocked_key, this_key)
-                elif arrival <= now:
+                elif arrival <= now + _CLOSE:
                     if this_key < key:
                         kind, stage, key = _F, s, this_key
                 else:
