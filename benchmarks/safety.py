@@ -1,0 +1,339 @@
+"""Does anything that the search builds deadlock, exceed a limit, or beat its lower bound?
+
+Random instances tell: any placement, costs with zeros and large ratios, a limit for each rank from
+the smallest possible to ample, and random rules of preference, justification and annealing, or for
+one in a hundred the whole search. Each schedule is checked by ``verify`` and timed by ``simulate``.
+
+A fault is printed with its instance, to be pasted behind
+``from math import inf; from benchmarks.safety import Case, faults_of``.
+"""
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import get_args
+
+import numpy as np
+import tyro
+from numpy.typing import NDArray
+
+from zerobubble.costs import Costs, Floats
+from zerobubble.ir import Placement, Schedule, looped, wave
+from zerobubble.schedules.v_rounds import v_rounds
+from zerobubble.search import lower_bound, search
+from zerobubble.search.annealing import annealed
+from zerobubble.search.arrangement import Arrangement
+from zerobubble.search.climb import cross, mutate
+from zerobubble.search.justify import justified
+from zerobubble.search.limits import smallest_memory
+from zerobubble.search.listing import Preferences, keys_of, list_ops
+from zerobubble.search.portfolio import Cap, First, FixedRule, Rule
+from zerobubble.search.problem import Objective, Problem
+from zerobubble.search.template import Template, num_passes, seeds, with_warm_up
+from zerobubble.simulate import simulate
+from zerobubble.verify import verify
+
+MOST_RANKS, MOST_MICROBATCHES, MOST_STAGES_A_RANK = 6, 12, 4
+# One in so many instances goes through the whole search.
+SEARCHED = 100
+_USUAL_WAYS = ("listed", "listed", "justified", "annealed", "rounds of a V")
+_ROUNDING = 1e-9
+
+Random = np.random.Generator
+
+
+@dataclass(frozen=True)
+class Case:
+    """An instance, and what builds schedules for it; ``repr`` gives the line that makes it again.
+
+    Attributes:
+        holders: rank of each stage.
+        columns: the columns of ``Costs``.
+        num_microbatches: m.
+        limits: memory limit of each rank.
+        objective: what is to be short.
+        way: which of ``WAYS`` builds the schedules.
+        seed: of what the way draws.
+    """
+
+    holders: tuple[int, ...]
+    columns: tuple[tuple[float, ...], ...]
+    num_microbatches: int
+    limits: tuple[float, ...]
+    objective: Objective
+    way: str
+    seed: int
+
+    @cached_property
+    def problem(self) -> Problem:
+        """What is to be scheduled."""
+        return Problem(
+            Costs(*map(np.array, self.columns)),
+            Placement(self.holders),
+            self.num_microbatches,
+            np.array(self.limits),
+            self.objective,
+        )
+
+
+# What a way yields: a schedule, and the value that it claims for it, if any.
+Built = tuple[Schedule, float | None]
+
+
+def draw_case(number: int, seed: int) -> Case:
+    """Draw one of the instances of a seed."""
+    random = np.random.default_rng([seed, number])
+    placement = draw_placement(random)
+    costs = draw_costs(random, placement.num_stages)
+    num_microbatches = int(random.integers(1, MOST_MICROBATCHES + 1))
+    way = str(random.choice(_USUAL_WAYS)) if number % SEARCHED else "search"
+    if way == "rounds of a V":
+        placement = wave(placement.num_ranks, 2)
+        costs = draw_costs(random, placement.num_stages)
+    return Case(
+        placement.stage_to_rank,
+        tuple(tuple(column) for column in costs.to_dict().values()),
+        num_microbatches,
+        tuple(draw_limits(random, smallest_memory(costs, placement), num_microbatches).tolist()),
+        "span" if random.random() < 0.5 else "makespan",
+        way,
+        number,
+    )
+
+
+def draw_placement(random: Random) -> Placement:
+    """Draw a regular placement, or any: ranks in any order with different numbers of stages."""
+    num_ranks = int(random.integers(1, MOST_RANKS + 1))
+    per_rank = int(random.integers(1, MOST_STAGES_A_RANK + 1))
+    shape = random.integers(4)
+    if shape == 0:
+        return looped(num_ranks, per_rank)
+    if shape == 1:
+        return wave(num_ranks, per_rank)
+    counts = random.integers(1, MOST_STAGES_A_RANK + 1, num_ranks)
+    holders = np.repeat(random.permutation(num_ranks), counts)
+    return Placement(tuple((holders if shape == 2 else random.permutation(holders)).tolist()))
+
+
+def draw_costs(random: Random, num_stages: int) -> Costs:
+    """Draw times and sizes: equal or not, with zeros, over many orders of magnitude."""
+    forward, backward, weight, transfer, activation = (
+        draw_column(random, num_stages) for _ in range(5)
+    )
+    share = (0.0, 1.0, random.random(), random.random(num_stages))[random.integers(4)]
+    unit = 10.0 ** random.integers(-6, 7)
+    times = (column * unit for column in (forward, backward, weight, transfer))
+    return Costs(*times, activation, activation * share)
+
+
+def draw_column(random: Random, num_stages: int) -> Floats:
+    """Draw one value for each stage."""
+    kinds: tuple[Callable[[], Floats], ...] = (
+        lambda: np.full(num_stages, random.random()),
+        lambda: random.integers(0, 5, num_stages).astype(np.float64),
+        lambda: random.random(num_stages),
+        lambda: 10.0 ** random.uniform(-4, 4, num_stages),
+        lambda: np.zeros(num_stages),
+    )
+    column = kinds[random.choice(len(kinds), p=(0.25, 0.25, 0.25, 0.2, 0.05))]()
+    if random.random() < 0.2:
+        column[random.random(num_stages) < 0.3] = 0.0
+    return column
+
+
+def draw_limits(random: Random, least: Floats, num_microbatches: int) -> Floats:
+    """Draw a limit for each rank, between the least and what all microbatches take, or none."""
+    size = len(least) if random.random() < 0.5 else 1
+    kinds: tuple[Callable[[], NDArray], ...] = (
+        lambda: np.ones(size),
+        lambda: random.integers(1, num_microbatches + 1, size),
+        lambda: random.uniform(1, num_microbatches + 1, size),
+        lambda: 1 + random.exponential(0.3, size),
+        lambda: random.choice([1.0, 2.0, np.inf], size),
+    )
+    factors = kinds[random.integers(len(kinds))]()
+    with np.errstate(invalid="ignore"):
+        return np.nan_to_num(least * factors, nan=0.0, posinf=np.inf)
+
+
+def by_random_preferences(problem: Problem, random: Random) -> Arrangement:
+    """List ops under keys, caps and budgets that mean nothing."""
+    num_stages, num_ranks = problem.placement.num_stages, problem.placement.num_ranks
+    unit = problem.period
+    keys = random.normal(size=(3, num_stages)) * unit * random.choice([1, 10])
+    return list_ops(
+        problem,
+        Preferences(
+            keys_of(problem, keys, unit * random.choice([0.0, 1.0, 5.0])),
+            random.integers(1, 9, num_stages),
+            random.integers(1, 9, num_stages),
+            float(random.random()),
+            float(random.choice([0.0, np.inf])),
+            float(random.integers(2)),
+            random.uniform(-1, 5, num_ranks) * unit,
+        ),
+    )
+
+
+def by_rule(problem: Problem, rule: Rule, random: Random) -> Arrangement:
+    """List ops under the preferences of a rule, with any guess of what is possible."""
+    bound = float(problem.loads.max())
+    best = bound * float(random.uniform(1, 2)) if random.random() < 0.5 else None
+    return list_ops(problem, rule.preferences(problem, bound, best))
+
+
+def fixed_rule(random: Random) -> Rule:
+    """Draw a fixed rule, also with a patience and a budget that none of the usual ones has."""
+    return FixedRule(
+        str(random.choice(get_args(First))),
+        str(random.choice(get_args(Cap))),
+        bool(random.integers(2)),
+        float(random.random()),
+        float(random.integers(2)),
+        float(random.uniform(-0.5, 1.5)) if random.random() < 0.5 else None,
+    )
+
+
+@cache
+def _templates(passes: int) -> list[Template]:
+    return list(with_warm_up(seeds(passes)))
+
+
+def template(problem: Problem, random: Random) -> Rule:
+    """Pick a template to start from, and change it as climbing does."""
+    passes = num_passes(problem.placement)
+    known = _templates(passes)
+    picked = known[random.integers(len(known))]
+    for _ in range(random.integers(0, 9)):
+        picked = mutate(picked, random, passes)
+        if random.random() < 0.15:
+            picked = cross(picked, known[random.integers(len(known))], random)
+    return picked
+
+
+def listed(problem: Problem, random: Random) -> Arrangement:
+    """List ops in one of three ways."""
+    way = random.integers(3)
+    if way == 0:
+        return by_random_preferences(problem, random)
+    rule = fixed_rule(random) if way == 1 else template(problem, random)
+    return by_rule(problem, rule, random)
+
+
+def _listed(problem: Problem, random: Random) -> Iterator[Built]:
+    yield _built(listed(problem, random))
+
+
+def _justified(problem: Problem, random: Random) -> Iterator[Built]:
+    patiences = random.choice([0.0, 0.5, 1.0], random.integers(1, 3)).tolist()
+    for found in justified(listed(problem, random), int(random.integers(1, 4)), patiences, 0.0):
+        yield _built(found)
+
+
+def _annealed(problem: Problem, random: Random) -> Iterator[Built]:
+    num_moves, temperature = int(random.integers(1, 300)), float(random.choice([0.01, 0.3, 5.0]))
+    start = listed(problem, random)
+    yield _built(annealed(start, num_moves, int(random.integers(1000)), temperature, 0.0))
+
+
+def _built(found: Arrangement) -> Built:
+    return found.timeline().schedule, found.value
+
+
+def _rounds_of_a_v(problem: Problem, random: Random) -> Iterator[Built]:
+    rounds = v_rounds(
+        problem.costs,
+        problem.num_microbatches,
+        problem.limits,
+        push_backward=bool(random.integers(2)),
+        push_forward=bool(random.integers(2)),
+        budget=(None, 0.0, problem.period * random.random())[random.integers(3)],
+    )
+    yield Schedule("rounds", problem.placement, problem.num_microbatches, rounds.orders), None
+
+
+def _search(problem: Problem, random: Random) -> Iterator[Built]:
+    found = search(
+        problem.costs,
+        problem.placement.num_ranks,
+        problem.num_microbatches,
+        problem.limits,
+        problem.placement,
+        problem.objective,
+        "quick",
+    )
+    yield found.schedule, found.value
+
+
+WAYS: dict[str, Callable[[Problem, Random], Iterator[Built]]] = {
+    "listed": _listed,
+    "justified": _justified,
+    "annealed": _annealed,
+    "rounds of a V": _rounds_of_a_v,
+    "search": _search,
+}
+
+
+def faults_of(case: Case) -> tuple[int, list[str]]:
+    """Build the schedules of an instance; give how many were checked, and what is wrong."""
+    num_checked, faults = 0, []
+    try:
+        bound = _bound(case.problem)
+        for schedule, claimed in WAYS[case.way](case.problem, np.random.default_rng(case.seed)):
+            faults += _faults(case.problem, schedule, claimed, bound)
+            num_checked += 1
+    except Exception as error:  # whatever fails is told with its instance
+        faults.append(f"{type(error).__name__}: {error}")
+    return num_checked, faults
+
+
+def _bound(problem: Problem) -> float:
+    size = problem.costs, problem.placement, problem.num_microbatches
+    return lower_bound(*size, problem.limits, problem.objective).value
+
+
+def _faults(
+    problem: Problem, schedule: Schedule, claimed: float | None, bound: float
+) -> Iterator[str]:
+    verify(schedule, problem.costs, problem.limits)
+    timeline = simulate(schedule, problem.costs)
+    value, rounding = getattr(timeline, problem.objective), _ROUNDING * timeline.makespan
+    if claimed is not None and abs(claimed - value) > rounding:
+        yield f"{problem.objective} is {value!r}, not {claimed!r} as claimed"
+    if value < bound - rounding:
+        yield f"{problem.objective} {value!r} is below its bound {bound!r}"
+
+
+def main(count: int = 100_000, seed: int = 0) -> None:
+    """Check random instances, print how many, and exit with status 1 if anything is wrong.
+
+    Args:
+        count: how many instances.
+        seed: of the draws.
+    """
+    begin, num_faults = time.perf_counter(), 0
+    num_cases, num_schedules = Counter[str](), Counter[str]()
+    for number in range(count):
+        case = draw_case(number, seed)
+        num_checked, faults = faults_of(case)
+        num_cases[case.way] += 1
+        num_schedules[case.way] += num_checked
+        num_faults += len(faults)
+        for fault in faults:
+            print(f"{fault}\n    faults_of({case!r})", flush=True)
+    print(f"{'built by':<16}{'instances':>12}{'schedules':>12}")
+    for way in sorted(num_cases):
+        print(f"{way:<16}{num_cases[way]:>12,}{num_schedules[way]:>12,}")
+    print(
+        f"{count:,} instances of seed {seed}, {num_schedules.total():,} schedules: "
+        f"{num_faults:,} deadlocks, broken rules, exceeded limits or values below the bound; "
+        f"{time.perf_counter() - begin:.0f} s"
+    )
+    sys.exit(num_faults > 0)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
