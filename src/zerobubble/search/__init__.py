@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from zerobubble.costs import Costs
+from zerobubble.errors import UsageError
 from zerobubble.ir import Placement
 
 if TYPE_CHECKING:
@@ -55,7 +56,11 @@ def search(
     from zerobubble.search.engine import placements, search_all
     from zerobubble.search.problem import Problem
 
+    if num_ranks < 1:
+        raise UsageError(f"ranks must be at least 1, not {num_ranks}")
     places = placements(placement, num_ranks, costs.num_stages)
+    if places[0].num_ranks != num_ranks:
+        raise UsageError(f"placement {places[0]} has {places[0].num_ranks} ranks, not {num_ranks}")
     problems = [Problem(costs, place, num_microbatches, memory, objective) for place in places]
     return search_all(problems, effort)
 
