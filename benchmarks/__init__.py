@@ -13,6 +13,7 @@ whose options ``--help`` tells.
     scale.py           seconds and memory of verify and simulate up to 25 million ops
     search.py          seconds, memory and gap of the search up to 50 million ops
     safety.py          random instances: does the search ever break a rule or a limit?
+    instances.py       the random instances
     exactness.py       small instances: does the search find the optimum that a solver proves?
     exact.py           the model for the solver
 """

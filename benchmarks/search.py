@@ -19,7 +19,8 @@ from unittest.mock import patch
 import numpy as np
 import tyro
 
-from benchmarks.safety import draw_case, faults_of
+from benchmarks.instances import draw_case
+from benchmarks.safety import faults_of
 from zerobubble import jit
 from zerobubble.costs import Costs
 from zerobubble.ir import placement_named

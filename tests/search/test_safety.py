@@ -5,7 +5,8 @@ from math import inf
 import numpy as np
 import pytest
 
-from benchmarks.safety import Case, draw_case, faults_of
+from benchmarks.instances import Case, draw_case
+from benchmarks.safety import faults_of
 from zerobubble.costs import Costs
 from zerobubble.ir import Placement
 from zerobubble.search import search
