@@ -65,6 +65,21 @@ class Costs:
         """Number of stages that the costs describe."""
         return len(self.forward)
 
+    def require_stages(self, num_stages: int, holder: str) -> None:
+        """Refuse costs that are not for the number of stages that ``holder`` has.
+
+        Raises:
+            UsageError: the numbers differ; the message names ``holder``.
+
+        >>> Costs.uniform(2).require_stages(4, "zb-h1")
+        Traceback (most recent call last):
+        zerobubble.errors.UsageError: costs for 2 stages given, but zb-h1 has 4
+        """
+        if self.num_stages != num_stages:
+            raise UsageError(
+                f"costs for {self.num_stages} stages given, but {holder} has {num_stages}"
+            )
+
     @classmethod
     def uniform(
         cls,

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 
 from zerobubble.costs import Costs, Floats
-from zerobubble.errors import UsageError
 from zerobubble.graph import places, producers, run_order
 from zerobubble.ir import Codes, Kind, Op, Schedule
 from zerobubble.jit import hot
@@ -145,11 +144,7 @@ def simulate(schedule: Schedule, costs: Costs) -> Timeline:
     >>> simulate(build("1f1b", num_ranks=4, num_microbatches=8), Costs.uniform(4)).span
     33.0
     """
-    if costs.num_stages != schedule.num_stages:
-        raise UsageError(
-            f"costs for {costs.num_stages} stages given, but {schedule.name} has "
-            f"{schedule.num_stages}"
-        )
+    costs.require_stages(schedule.num_stages, schedule.name)
     order, needs = run_order(schedule), producers(schedule)
     start, end = np.zeros(schedule.num_codes), np.zeros(schedule.num_codes)
     rows = _ranks(schedule), costs.durations().reshape(-1), _travels(schedule, costs)

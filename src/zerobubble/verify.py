@@ -215,11 +215,7 @@ def violations(
         UsageError: the costs or limits do not fit the schedule's numbers of stages and ranks.
     """
     costs = costs or Costs.of_ranks(schedule.placement)
-    if costs.num_stages != schedule.num_stages:
-        raise UsageError(
-            f"costs for {costs.num_stages} stages given, but {schedule.name} has "
-            f"{schedule.num_stages}"
-        )
+    costs.require_stages(schedule.num_stages, schedule.name)
     limits = None if memory is None else limits_of_ranks(memory, schedule.num_ranks)
     subject = Subject(schedule, costs, limits)
     return next((found for rule in RULES if (found := list(rule(subject)))), [])

@@ -9,7 +9,7 @@ import pytest
 from zerobubble import cli
 from zerobubble.cli import main
 
-COMMANDS = ["compare", "list", "show", "verify"]
+COMMANDS = ["compare", "frontier", "list", "search", "show", "verify"]
 
 
 def process(*argv, **options):
@@ -58,9 +58,12 @@ def test_version(zerobubble):
         ),
         (
             ["_arguments"],
-            "zerobubble _arguments: unknown command: the commands are compare, list, search, ",
+            "zerobubble _arguments: unknown command: the commands are compare, frontier, list, ",
         ),
-        (["--foo"], "zerobubble --foo: unknown command: the commands are compare, list, search, "),
+        (
+            ["--foo"],
+            "zerobubble --foo: unknown command: the commands are compare, frontier, list, ",
+        ),
         (["show"], "zerobubble show: missing SCHEDULE (see zerobubble show --help)"),
         (["list", "x"], "zerobubble list: unexpected argument 'x' (see zerobubble list --help)"),
         (

@@ -15,6 +15,7 @@ from zerobubble.errors import ScheduleError, UsageError
 from zerobubble.ir import Placement, linear, wave
 from zerobubble.schedules import REGISTRY
 from zerobubble.search import search
+from zerobubble.search.auto import AUTO
 from zerobubble.search.limits import smallest_memory
 from zerobubble.simulate import simulate
 from zerobubble.verify import verify, violations
@@ -60,7 +61,7 @@ def test_never_above_a_registered_schedule_that_fits_nor_below_the_bound(data):
     found = search(costs, placement.num_ranks, m, limits, placement, objective, "quick")
     verify(found.schedule, costs, limits)
     assert found.value >= found.bound * (1 - 1e-9)
-    for recipe in REGISTRY.values():
+    for recipe in (known for name, known in REGISTRY.items() if name != AUTO):
         try:
             known = recipe.build(placement.num_ranks, m, costs)
         except (ScheduleError, UsageError):

@@ -6,7 +6,7 @@
 
 # ruff: noqa: UP007, RUF036
 
-from typing import Annotated, Union
+from typing import Annotated, Literal, Union
 
 from tyro.conf import Positional, arg
 from tyro.constructors import PrimitiveConstructorSpec
@@ -61,6 +61,22 @@ MemoryFlag = Annotated[
         metavar="LIMIT[,LIMIT...]",
         help="limit of the activation memory of every rank, or one limit for each, in microbatches",
     ),
+]
+MemoryRangeFlag = Annotated[
+    Union[None, str],
+    arg(
+        name="memory",
+        metavar="[FROM,]TO",
+        help="memory limits to look at, in microbatches; by default from the smallest possible to "
+        "twice the number of ranks",
+    ),
+]
+ObjectiveFlag = Annotated[
+    Literal["span", "makespan"],
+    arg(name="objective", help="span if steps follow each other without a barrier"),
+]
+EffortFlag = Annotated[
+    Literal["quick", "default", "thorough"], arg(name="effort", help="how long to search")
 ]
 Json = Annotated[bool, arg(name="json", help="print one JSON object")]
 Out = Annotated[

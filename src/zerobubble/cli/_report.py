@@ -35,11 +35,20 @@ def print_json(value: dict[str, Any]) -> None:
 
 def print_timeline(timeline: Timeline) -> None:
     """Print the picture of a timeline and its numbers."""
-    schedule, on_terminal = timeline.schedule, sys.stdout.isatty()
+    schedule = timeline.schedule
     print(
         f"{schedule.name}: {schedule.num_ranks} ranks, {schedule.num_microbatches} microbatches, "
         f"placement {schedule.placement}"
     )
-    width = shutil.get_terminal_size().columns if on_terminal else None
-    print(draw(timeline, width, color=on_terminal and "NO_COLOR" not in os.environ))
+    print(draw(timeline, terminal_width(), is_colored()))
     print(summarize(timeline))
+
+
+def terminal_width() -> int | None:
+    """Give the number of columns; None where the output goes to no terminal."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def is_colored() -> bool:
+    """Say whether to print in colours: on a terminal, unless ``NO_COLOR`` is set."""
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ

@@ -1,7 +1,11 @@
 """Which schedule and which costs do the arguments of a command mean?"""
 
+import math
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from zerobubble.costs import Costs
 from zerobubble.errors import UsageError
@@ -47,19 +51,29 @@ def read_costs(text: str, placement: Placement) -> Costs:
         UsageError: neither fits, or a value is wrong.
     """
     if _looks_like_a_file(text):
-        values = parse_json(read_text(text), text)
-        if not isinstance(values, dict):
-            raise UsageError(f"{text}: costs are an object, not {show_value(values)}")
-        try:
-            return Costs.from_dict(values, placement)
-        except UsageError as error:
-            raise UsageError(f"{text}: {error}") from None
+        return _costs_in(text, _values_in(text), placement)
     numbers = _numbers(text)
     if numbers is None or len(numbers) not in (4, 5):
         raise UsageError(
             f"--costs {text!r}: write F,B,W,comm or F,B,W,comm,kept as numbers, or a JSON file"
         )
     return Costs.of_ranks(placement, *numbers)
+
+
+def read_costs_for_any_placement(text: str, ranks: int) -> Costs | Callable[[Placement], Costs]:
+    """Read costs that a file gives for so many stages, or that fit themselves to a placement.
+
+    Raises:
+        UsageError: as ``read_costs``, or a file gives no value for each stage.
+    """
+    if not _looks_like_a_file(text):
+        return partial(read_costs, text)
+    values = _values_in(text)
+    lengths = [len(each) for name, each in values.items() if _is_per_stage(name, each)]
+    if not lengths:
+        raise UsageError(f"{text}: give a list with one value for each stage, to say how many")
+    holders = (stage % ranks for stage in range(max(1, lengths[0])))
+    return _costs_in(text, values, Placement(tuple(holders)))
 
 
 def read_memory(text: str | None, num_ranks: int) -> list[float] | None:
@@ -76,6 +90,20 @@ def read_memory(text: str | None, num_ranks: int) -> list[float] | None:
     if len(numbers) not in (1, num_ranks):
         raise UsageError(f"--memory gives {len(numbers)} limits for {num_ranks} ranks: write one")
     return numbers if len(numbers) > 1 else numbers * num_ranks
+
+
+def read_memory_range(text: str | None) -> tuple[float, float] | None:
+    """Read the smallest and the largest of some memory limits, or only the largest.
+
+    Raises:
+        UsageError: these are not one or two numbers, or they are not a range.
+    """
+    if text is None:
+        return None
+    numbers = _numbers(text)
+    if numbers is None or len(numbers) not in (1, 2) or not all(map(math.isfinite, numbers)):
+        raise UsageError(f"--memory {text!r}: write the largest limit, or smallest,largest")
+    return numbers[0] if len(numbers) > 1 else 0.0, numbers[-1]
 
 
 def require_counts(what: str, ranks: int | None, microbatches: int | None) -> tuple[int, int]:
@@ -97,6 +125,24 @@ def _build(
     placement = found.place(ranks, **parameters)
     read = read_costs(costs, placement)
     return found.build(ranks, microbatches, read, **parameters), read
+
+
+def _values_in(path: str) -> dict[str, Any]:
+    values = parse_json(read_text(path), path)
+    if not isinstance(values, dict):
+        raise UsageError(f"{path}: costs are an object, not {show_value(values)}")
+    return values
+
+
+def _is_per_stage(name: str, value: object) -> bool:
+    return isinstance(value, list) and name != "transfer"  # which may be per boundary
+
+
+def _costs_in(path: str, values: dict[str, Any], placement: Placement) -> Costs:
+    try:
+        return Costs.from_dict(values, placement)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None
 
 
 def _must_agree(path: str, what: str, flag: str, in_file: int, given: int | None) -> None:

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from functools import partial
+from typing import Annotated, Any
 
 import numpy as np
 from tyro.conf import arg
@@ -10,23 +11,29 @@ from tyro.conf import arg
 from zerobubble.cli._arguments import (
     UNIT_COSTS,
     CostsFlag,
+    EffortFlag,
     Json,
     MemoryFlag,
     Microbatches,
+    ObjectiveFlag,
     Out,
     Ranks,
 )
 from zerobubble.cli._parse import parse
 from zerobubble.cli._report import print_json, print_timeline, row
-from zerobubble.cli._resolve import read_costs, read_memory, require_counts
+from zerobubble.cli._resolve import (
+    read_costs,
+    read_costs_for_any_placement,
+    read_memory,
+    require_counts,
+)
 from zerobubble.formats.json import save
-from zerobubble.ir import placement_named
 from zerobubble.search import SearchResult, lower_bound, search
+from zerobubble.search.placements import PLACEMENTS, CostsOrFunction
 
-_PLACEMENTS = ("linear", "v", "looped:2", "wave:4")
 _PLACEMENT_HELP = (
     "linear, v, looped:2, wave:4 or the rank of each stage as in 0,1,1,0; by default all of "
-    f"{', '.join(_PLACEMENTS)} are tried"
+    f"{', '.join(PLACEMENTS)} are tried"
 )
 
 
@@ -39,13 +46,8 @@ class Search:
     costs: CostsFlag = UNIT_COSTS
     memory: MemoryFlag = None
     placement: Annotated[str, arg(name="placement", help=_PLACEMENT_HELP)] = ""
-    objective: Annotated[
-        Literal["span", "makespan"],
-        arg(name="objective", help="span if steps follow each other without a barrier"),
-    ] = "span"
-    effort: Annotated[
-        Literal["quick", "default", "thorough"], arg(name="effort", help="how long to search")
-    ] = "default"
+    objective: ObjectiveFlag = "span"
+    effort: EffortFlag = "default"
     json: Json = False
     out: Out = None
 
@@ -55,28 +57,27 @@ def run(argv: Sequence[str]) -> int:
     asked = parse(Search, argv, command="search")
     ranks, microbatches = require_counts("search", asked.ranks, asked.microbatches)
     limits = read_memory(asked.memory, ranks) or np.inf
-    results = [
-        _search(name, ranks, microbatches, limits, asked)
-        for name in ((asked.placement,) if asked.placement else _PLACEMENTS)
-    ]
-    best = min(results, key=lambda found: found.value)
-    seconds = sum(found.seconds for found in results)
-    if asked.out is not None:
-        save(best.schedule, asked.out)
-    if asked.json:
-        print_json(_row(best, limits, seconds))
+    if asked.placement:
+        costs: CostsOrFunction = partial(read_costs, asked.costs)
     else:
-        print_timeline(best.timeline)
-        print(_certificate(best))
+        costs = read_costs_for_any_placement(asked.costs, ranks)
+    found = search(
+        costs,
+        ranks,
+        microbatches,
+        limits,
+        asked.placement or None,
+        asked.objective,
+        asked.effort,
+    )
+    if asked.out is not None:
+        save(found.schedule, asked.out)
+    if asked.json:
+        print_json(_row(found, limits))
+    else:
+        print_timeline(found.timeline)
+        print(_certificate(found))
     return 0
-
-
-def _search(
-    placement: str, ranks: int, microbatches: int, limits: Any, asked: Search
-) -> SearchResult:
-    place = placement_named(placement, ranks)
-    costs = read_costs(asked.costs, place)
-    return search(costs, ranks, microbatches, limits, place, asked.objective, asked.effort)
 
 
 def _certificate(found: SearchResult) -> str:
@@ -89,7 +90,7 @@ def _certificate(found: SearchResult) -> str:
     )
 
 
-def _row(found: SearchResult, limits: Any, seconds: float) -> dict[str, Any]:
+def _row(found: SearchResult, limits: Any) -> dict[str, Any]:
     timeline = found.timeline
     problem = (timeline.costs, timeline.schedule.placement, timeline.schedule.num_microbatches)
     return row(timeline) | {
@@ -97,5 +98,5 @@ def _row(found: SearchResult, limits: Any, seconds: float) -> dict[str, Any]:
         "bound_makespan": lower_bound(*problem, limits, "makespan").value,
         "gap": found.gap,
         "binding": found.binding,
-        "seconds": seconds,
+        "seconds": found.seconds,
     }

@@ -74,11 +74,8 @@ class Recipe:
         _check_counts(self.name, counts | self.parameters | parameters)
         placement = self.place(num_ranks, **parameters)
         given: dict[str, Any] = self.parameters | parameters
-        if costs is not None and costs.num_stages != placement.num_stages:
-            raise UsageError(
-                f"costs for {costs.num_stages} stages given, but {self.name} has "
-                f"{placement.num_stages}"
-            )
+        if costs is not None:
+            costs.require_stages(placement.num_stages, self.name)
         if self.takes_costs:
             given |= {"costs": costs or Costs.of_ranks(placement)}
         given |= {"num_ranks": num_ranks, "num_microbatches": num_microbatches}

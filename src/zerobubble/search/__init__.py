@@ -9,20 +9,31 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from zerobubble.costs import Costs
-from zerobubble.errors import UsageError
 from zerobubble.ir import Placement
+from zerobubble.search import auto as auto  # registers zb-auto
+from zerobubble.search.placements import CostsOrFunction, costs_of_placements
 
 if TYPE_CHECKING:
     from zerobubble.search.bounds import Bound, lower_bound, lower_bounds
     from zerobubble.search.engine import SearchResult
     from zerobubble.search.problem import Objective
+    from zerobubble.search.sweep import Frontier, frontier
 
-__all__ = ["Bound", "SearchResult", "lower_bound", "lower_bounds", "search"]
+__all__ = [
+    "Bound",
+    "Frontier",
+    "SearchResult",
+    "frontier",
+    "lower_bound",
+    "lower_bounds",
+    "search",
+]
+
+_MODULES = {"SearchResult": "engine", "Frontier": "sweep", "frontier": "sweep"}
 
 
 def search(
-    costs: Costs,
+    costs: CostsOrFunction,
     num_ranks: int,
     num_microbatches: int,
     memory: ArrayLike = np.inf,
@@ -36,37 +47,33 @@ def search(
     them. The same input and effort give the same schedule on any machine.
 
     Args:
-        costs: of every stage; their number over ``num_ranks`` is the number of stages a rank.
+        costs: of every stage; their number over ``num_ranks`` is the number of stages a rank. Or
+            a function that gives the costs for a placement, such as ``Costs.of_ranks``.
         num_ranks: p.
         num_microbatches: m.
         memory: limit for every rank, or one for each, in the unit of ``costs.activation``.
         placement: ``linear``, ``v``, ``looped:2``, ``wave:4`` or any ``Placement``; by default
-            all of these that fit the number of stages are tried.
+            the regular ones of so many stages are tried, or, with a function, all of these.
         objective: ``span`` where steps follow each other without a barrier, else ``makespan``.
         effort: ``quick``, ``default`` or ``thorough``.
 
     Raises:
         UsageError: the numbers do not fit each other, or no schedule exists within the limit.
 
+    >>> from zerobubble.costs import Costs
     >>> costs = Costs.uniform(4, f=1, b=1, w=1)
     >>> found = search(costs, num_ranks=4, num_microbatches=8, memory=4)
     >>> found.timeline.span, found.bound, found.binding
     (27.0, 27.0, 'rank 0, warm-up, limited by memory')
     """
-    from zerobubble.search.engine import placements, search_all
-    from zerobubble.search.problem import Problem
+    from zerobubble.search.engine import search_all
 
-    if num_ranks < 1:
-        raise UsageError(f"ranks must be at least 1, not {num_ranks}")
-    places = placements(placement, num_ranks, costs.num_stages)
-    if places[0].num_ranks != num_ranks:
-        raise UsageError(f"placement {places[0]} has {places[0].num_ranks} ranks, not {num_ranks}")
-    problems = [Problem(costs, place, num_microbatches, memory, objective) for place in places]
-    return search_all(problems, effort)
+    table = costs_of_placements(costs, num_ranks, placement)
+    return search_all(table, num_microbatches, memory, objective, effort)
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        module = "engine" if name == "SearchResult" else "bounds"
+        module = _MODULES.get(name, "bounds")
         return getattr(import_module(f"{__name__}.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

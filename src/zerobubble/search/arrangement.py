@@ -48,6 +48,16 @@ class Arrangement:
         return self.span if self.problem.objective == "span" else self.makespan
 
     @cached_property
+    def times_of_ranks(self) -> Floats:
+        """Give the time of each rank whose largest is the objective."""
+        first = 3 * self.problem.num_microbatches * instance_of(self.problem).offsets
+        ends = self.end[self.codes[first[1:] - 1]]
+        if self.problem.objective == "makespan":
+            return ends
+        spans: Floats = ends - self.start[self.codes[first[:-1]]]
+        return spans
+
+    @cached_property
     def end(self) -> Floats:
         """End of every op by code."""
         durations = self.problem.costs.durations()[:3].reshape(-1)

@@ -1,15 +1,17 @@
-"""How are the numbers of a template tuned? A seeded hill climb over a small pool."""
+"""How are the numbers of a template tuned? A seeded climb that also takes steps down."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from zerobubble.search.template import Template
 
-_POOL_SIZE = 6
-_SAME = 1e-9
+T = TypeVar("T")
+
+# What a step down may cost at the start, as a share of the idle time; it falls to nothing.
+_TEMPERATURE = 0.05
 # How often each number is changed, and from where or how far a new value is drawn.
 _WEIGHTS = {
     "hops_f": 15,
@@ -41,58 +43,46 @@ _STEPS = {
     "scarcity": (0.2, 0.0, 1.3),
     "extra": (0.8, -2.0, 6.0),
 }
-_NAMES = np.array(list(_WEIGHTS))
-_SHARES = np.array(list(_WEIGHTS.values())) / sum(_WEIGHTS.values())
-
-
-Scored = tuple[float, int, Template]
-
-
-class Pool:
-    """The best few templates so far, each with its value and the number of its try."""
-
-    def __init__(self, scored: list[Scored]) -> None:
-        self.entries = sorted(scored, key=lambda entry: entry[:2])[:_POOL_SIZE]
-
-    @property
-    def templates(self) -> list[Template]:
-        """The templates, best first."""
-        return [template for _, _, template in self.entries]
-
-    def replace(self, index: int, entry: Scored) -> None:
-        """Take an entry in for one that is not better, unless its value is there already."""
-        value, old = entry[0], self.entries[index][0]
-        if value > old * (1 + _SAME):
-            return
-        twins = [
-            other
-            for other, (its, _, _) in enumerate(self.entries)
-            if other != index and abs(its - value) <= _SAME * value
-        ]
-        self.entries[twins[0] if twins and value < old * (1 - _SAME) else index] = entry
-        self.entries.sort(key=lambda entry: entry[:2])
+_NAMES = [name for name, weight in _WEIGHTS.items() for _ in range(weight)]
 
 
 def climb(
-    pool: Pool, value_of: Callable[[Template], float], num_tries: int, seed: int, num_passes: int
-) -> Iterator[float]:
-    """Change the templates of a pool and keep what is not worse; yield each value tried."""
+    start: T,
+    change: Callable[[T, np.random.Generator], T],
+    value_of: Callable[[T, float], float],
+    load: float,
+    num_tries: int,
+    seed: int,
+) -> Iterator[tuple[float, T]]:
+    """Walk from one candidate to the next, at first also to somewhat worse ones; yield all tried.
+
+    Args:
+        start: the first candidate.
+        change: gives a neighbour of a candidate.
+        value_of: gives the value of a candidate, anything larger if it is above a threshold.
+        load: the part of a value that no candidate can change.
+        num_tries: number of neighbours that are tried.
+        seed: of all draws.
+    """
     generator = np.random.default_rng(seed)
+    current, value = start, value_of(start, np.inf)
+    best = value
     for number in range(num_tries):
-        index = min(len(pool.entries) - 1, int(generator.geometric(0.35)) - 1)
-        template = mutate(pool.entries[index][2], generator, num_passes)
-        if generator.random() < 0.15:
-            other = pool.entries[int(generator.integers(len(pool.entries)))][2]
-            template = cross(template, other, generator)
-        value = value_of(template)
-        pool.replace(index, (value, number, template))
-        yield value
+        heat = _TEMPERATURE * (best - load) * (1 - number / num_tries)
+        worst = value - heat * float(np.log(1 - generator.random()))
+        candidate = change(current, generator)
+        found = value_of(candidate, worst)
+        if found <= worst:
+            current, value = candidate, found
+            best = min(best, value)
+        yield found, candidate
 
 
 def mutate(template: Template, generator: np.random.Generator, num_passes: int) -> Template:
     """Change one to three numbers of a template."""
-    for name in generator.choice(_NAMES, size=generator.integers(1, 4), p=_SHARES):
-        changed: dict[str, Any] = {name: _changed(str(name), template, generator, num_passes)}
+    for number in generator.integers(len(_NAMES), size=int(generator.integers(1, 4))).tolist():
+        name = _NAMES[number]
+        changed: dict[str, Any] = {name: _changed(name, template, generator, num_passes)}
         if name == "warm_shape":
             changed["warm_extra"] = float(generator.integers(0, 3))
         template = replace(template, **changed)
@@ -104,7 +94,7 @@ def _changed(
 ) -> float | tuple[float, ...]:
     value = getattr(template, name)
     if name in _CHOICES:
-        return float(generator.choice(_CHOICES[name]))
+        return _one_of(_CHOICES[name], generator)
     if not isinstance(value, tuple):
         return _stepped(name, value, generator)
     values = list(value or (0.0,) * num_passes) if name == "extra" else list(value)
@@ -116,6 +106,10 @@ def _changed(
     return tuple(values)
 
 
+def _one_of(choices: tuple[float, ...], generator: np.random.Generator) -> float:
+    return choices[int(generator.integers(len(choices)))]
+
+
 def _stepped(name: str, value: float, generator: np.random.Generator) -> float:
     width, low, high = _STEPS[name]
     return float(min(high, max(low, value + generator.normal() * width)))
@@ -123,7 +117,7 @@ def _stepped(name: str, value: float, generator: np.random.Generator) -> float:
 
 def _new_hop(name: str, value: float, generator: np.random.Generator) -> float:
     if generator.random() < 0.3:
-        return float(generator.choice([0.0, 1.0, 1.5, 2.0, 3.0, -1.0]))
+        return _one_of((0.0, 1.0, 1.5, 2.0, 3.0, -1.0), generator)
     low, width = (0.0, 0.5) if value >= 0 else (-9.0, 0.05)
     return float(max(low, min(4.0, value + generator.normal() * width)))
 

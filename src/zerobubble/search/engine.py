@@ -7,64 +7,86 @@ found is compared with a lower bound, and the search ends when it is reached.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, islice
+from functools import partial
+from itertools import chain, islice, product
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from zerobubble.costs import Costs
 from zerobubble.errors import ScheduleError, UsageError
-from zerobubble.ir import Placement, Schedule, looped, placement_named, wave
-from zerobubble.schedules import REGISTRY
+from zerobubble.ir import Placement, Schedule, v_shape
+from zerobubble.schedules import REGISTRY, Recipe
+from zerobubble.schedules.v_rounds import v_rounds
 from zerobubble.search.annealing import annealed
-from zerobubble.search.arrangement import Arrangement, arrange_within_limits, split_codes
+from zerobubble.search.arrangement import Arrangement, arrange, arrange_within_limits, split_codes
+from zerobubble.search.auto import AUTO
 from zerobubble.search.bounds import Bound, lower_bound
-from zerobubble.search.climb import Pool, climb
+from zerobubble.search.climb import climb, cross, mutate
 from zerobubble.search.justify import justified
 from zerobubble.search.listing import list_ops
-from zerobubble.search.portfolio import FixedRule, Rule, budgeted, fixed_rules
+from zerobubble.search.portfolio import FixedRule, Rule, budgeted
 from zerobubble.search.problem import Objective, Problem
 from zerobubble.search.scaling import ladder
-from zerobubble.search.template import Template, num_passes, seeds, with_warm_up
+from zerobubble.search.shape import Reshaping, Shape
+from zerobubble.search.splice import splice
+from zerobubble.search.starting import start_rules
+from zerobubble.search.template import Template, num_passes
 from zerobubble.simulate import Timeline
 
 _PROVED = 1e-7
+R = TypeVar("R", bound=Rule)
+Known = Callable[[Problem], Schedule]
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is tried; sums of ops placed, so that a larger problem gets fewer tries.
+    """How much is tried, in ops placed, so that a larger problem gets fewer tries.
 
     Attributes:
-        seeded: ops placed by trying the rules to start from, at each size.
-        climbed: ops placed by climbing over templates at each size.
-        num_seeds: how many climbs share them at the smallest size.
-        justified: ops placed by justifying what climbing finds, with three or more stages a rank.
-        annealed: ops placed by annealing, for problems that are small enough for it.
+        seeded: by the rules to start from, at each size.
+        climbed: by climbing over templates at each size.
+        num_climbs: how many climbs share them at the smallest size; half as many at each larger.
+        shaped: by climbing over what the best templates lead to, stage by stage.
+        justified: likewise with justification, where a rank has three or more stages.
+        annealed: by annealing, for problems that are small enough for it.
     """
 
     seeded: int
     climbed: int
-    num_seeds: int
+    num_climbs: int
+    shaped: int
     justified: int
     annealed: int
 
 
 EFFORTS = {
-    "quick": Effort(100_000, 0, 0, 0, 0),
-    "default": Effort(1_000_000, 6_000_000, 2, 40_000_000, 600_000_000),
-    "thorough": Effort(4_000_000, 20_000_000, 3, 200_000_000, 3_000_000_000),
+    "quick": Effort(120_000, 0, 0, 0, 0, 0),
+    "default": Effort(800_000, 20_000_000, 8, 10_000_000, 15_000_000, 400_000_000),
+    "thorough": Effort(3_000_000, 100_000_000, 20, 50_000_000, 150_000_000, 2_000_000_000),
 }
+_LEAST_TRIES = 3
+# What is done for a try besides placing ops takes as long as placing so many.
+_OPS_OF_A_TRY = 1_500
+# A small problem has been seen from all sides after so many tries for each of its ops.
+_TRIES_AN_OP, _MOVES_AN_OP = 10, 200
+_CHOSEN_RULES, _NUM_SHAPED, _NUM_KNOWN = 6, 3, 2
+_CROSSED = 0.1
+# Share of the mean over ranks in what is climbed on, so that a step on any rank counts.
+_MEAN_SHARE = 0.1
+_FEW_ROUNDS, _FEW_PATIENCES = 3, (0.0, 1.0)
+_PASSES_OF_FEW = 2 * _FEW_ROUNDS * len(_FEW_PATIENCES)
+_MANY_ROUNDS, _MANY_PATIENCES = 16, (0.0, 0.5, 1.0)
 # Annealing changes one op at a time, which leads nowhere in larger problems.
 _LARGEST_ANNEALED = 4_000
+_TEMPERATURES = (0.3, 0.1, 0.1)
 # Registered schedules of larger problems are built for fewer microbatches, and spliced.
 _LARGEST_BUILT = 200_000
-_LEAST_TRIES = 3
-_CHOSEN_RULES = 6
-_FEW_ROUNDS, _FEW_PATIENCES = 3, (0.0, 1.0)
-_MANY_ROUNDS, _MANY_PATIENCES = 16, (0.0, 0.5, 1.0)
-_TEMPERATURES = (0.3, 0.1, 0.1)
+_BUDGET_SHARES = (0.15, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9, 1.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,37 +135,34 @@ class SearchResult:
         return self.certificate.reason
 
 
-def placements(asked: Placement | str | None, num_ranks: int, num_stages: int) -> list[Placement]:
-    """List the placements that are asked for, or all regular ones of so many stages.
-
-    >>> [str(place) for place in placements(None, num_ranks=4, num_stages=8)]
-    ['v', 'looped:2']
-    """
-    if asked is not None:
-        place = placement_named(asked, num_ranks) if isinstance(asked, str) else asked
-        return [place]
-    per_rank, rest = divmod(num_stages, num_ranks)
-    if rest or per_rank < 1:
-        raise UsageError(
-            f"{num_stages} stages cannot be shared evenly by {num_ranks} ranks: give a placement"
-        )
-    shapes = [wave(num_ranks, per_rank), looped(num_ranks, per_rank)]
-    return list({place.stage_to_rank: place for place in shapes}.values())
-
-
-def search_all(problems: Sequence[Problem], effort: str) -> SearchResult:
-    """Search several placements of a model, and give the best result of any.
+def search_all(
+    table: Mapping[Placement, Costs],
+    num_microbatches: int,
+    memory: ArrayLike,
+    objective: Objective,
+    effort: str,
+) -> SearchResult:
+    """Search several placements, each with its costs, and give the best result of any.
 
     The cheap part comes first for all of them; a placement whose bound is not below what has been
-    found for another is not looked at further.
+    found for another is not looked at further. Those that cannot run within the memory are left
+    out if another can.
 
     Raises:
-        UsageError: the effort is unknown.
+        UsageError: the numbers do not fit each other, or no schedule exists within the limits.
     """
     if effort not in EFFORTS:
         raise UsageError(f"effort must be one of {', '.join(EFFORTS)}, not {effort!r}")
     begin = time.perf_counter()
-    searches = [_Search(problem, EFFORTS[effort]) for problem in problems]
+    searches, errors = [], []
+    for place, costs in table.items():
+        try:
+            problem = Problem(costs, place, num_microbatches, memory, objective)
+            searches.append(_Search(problem, EFFORTS[effort]))
+        except UsageError as error:
+            errors.append(error)
+    if not searches:
+        raise errors[0]
     best = np.inf
     for part in (_Search.begin, _Search.go_on):
         for search in sorted(searches, key=lambda search: search.real.bound):
@@ -156,7 +175,7 @@ def search_all(problems: Sequence[Problem], effort: str) -> SearchResult:
     return SearchResult(
         timeline.schedule,
         timeline,
-        found.problem.objective,
+        objective,
         found.certificate,
         time.perf_counter() - begin,
         sum(search.num_tried for search in searches),
@@ -179,9 +198,12 @@ class _Search:
     def begin(self) -> None:
         """Try what is known and what is quick to try."""
         rules: list[Rule] = []
+        known: Sequence[Known] = _registered(self.real.problem.placement)
         for size in self.sizes:
+            if self._splice_into(size):
+                continue
             if size.problem.placement == self.real.problem.placement:
-                size.try_registered()
+                known = size.try_known(known)
             if not size.is_done:
                 size.try_rules([*rules, *start_rules(size.problem)], self.effort.seeded)
             rules = size.best_rules() or rules
@@ -189,19 +211,30 @@ class _Search:
     def go_on(self) -> None:
         """Spend the effort."""
         templates: list[Template] = []
-        for number, size in enumerate(self.sizes):
-            if not self.effort.climbed or size.is_done:
+        num_climbs = self.effort.num_climbs
+        for size in self.sizes:
+            if not num_climbs or size.is_done or self._splice_into(size):
                 continue
-            size.tune(templates, self.effort, self.effort.num_seeds if number == 0 else 1)
+            size.tune(templates, self.effort, num_climbs)
+            num_climbs = max(1, num_climbs // 2)
             if size.problem.placement == self.real.problem.placement:
                 size.polish(self.effort)
             templates = [template for _, _, template in size.best_templates()] or templates
 
-
-def start_rules(problem: Problem) -> Iterator[Rule]:
-    """Yield the rules that are worth a try on any problem."""
-    yield from fixed_rules(problem)
-    yield from with_warm_up(seeds(num_passes(problem.placement)))
+    def _splice_into(self, size: "_Size") -> bool:
+        """Extend what was found for fewer microbatches; say whether that lost nothing."""
+        before = next((s for s in self.sizes if s.is_shorter_than(size)), None)
+        if before is None or before.best is None:
+            return False
+        schedule = splice(before.best.timeline().schedule, size.problem.num_microbatches)
+        if schedule is None:
+            return False
+        found = arrange_within_limits(size.problem, split_codes(schedule), schedule.name)
+        if found is None:
+            return False
+        size.keep(found)
+        idle = before.value - float(before.problem.loads.max())
+        return found.value - float(size.problem.loads.max()) <= idle + _PROVED * before.value
 
 
 class _Size:
@@ -231,6 +264,11 @@ class _Size:
         """Whether nothing can be better than the best so far."""
         return self.value <= self.bound * (1 + _PROVED)
 
+    def is_shorter_than(self, other: "_Size") -> bool:
+        """Say whether this is the other problem with fewer microbatches."""
+        same_costs = self.problem.costs is other.problem.costs
+        return same_costs and self.problem.num_microbatches < other.problem.num_microbatches
+
     def keep(self, arrangement: Arrangement) -> float:
         """Take note of an order, and keep it if it is the best so far."""
         self.num_tried += 1
@@ -238,26 +276,52 @@ class _Size:
             self.best = arrangement
         return arrangement.value
 
-    def try_registered(self) -> None:
-        """Try every registered schedule that has this placement and fits."""
-        for schedule in _registered(self.problem):
-            found = arrange_within_limits(self.problem, split_codes(schedule), schedule.name)
-            if found is not None:
-                self.keep(found)
+    def try_known(self, known: Sequence[Known]) -> Sequence[Known]:
+        """Try named schedules that fit, and V rounds; give the best few of the named ones."""
+        scored = []
+        for number, build in enumerate(known if self.problem.num_ops <= _LARGEST_BUILT else ()):
+            with suppress(ScheduleError):  # it is not defined for these numbers
+                schedule = build(self.problem)
+                found = arrange_within_limits(self.problem, split_codes(schedule), schedule.name)
+                if found is not None:
+                    scored.append((self.keep(found), number))
+        if self.problem.placement == v_shape(self.problem.placement.num_ranks):
+            self._try_rounds()
+        return [known[number] for _, number in sorted(scored)[:_NUM_KNOWN]] or known
 
-    def try_rule(self, rule: Rule) -> float:
+    def _try_rounds(self) -> None:
+        """Try the rounds of a V with each of its switches, and for makespan with budgets."""
+        idle = np.inf
+        shares = (None, *_BUDGET_SHARES) if self.problem.objective == "makespan" else (None,)
+        for share, backward, forward in product(shares, (False, True), (False, True)):
+            if self.is_done:
+                return
+            rounds = v_rounds(
+                self.problem.costs,
+                self.problem.num_microbatches,
+                self.problem.limits,
+                push_backward=backward,
+                push_forward=forward,
+                budget=None if share is None else share * idle,
+            )
+            idle = min(idle, rounds.idle)
+            found = arrange(self.problem, np.concatenate(rounds.orders))
+            assert found is not None, "rounds follow each other in time"
+            self.keep(found)
+
+    def try_rule(self, rule: Rule) -> None:
         """Try a rule, and remember how good it was."""
-        value = self.keep(self._list_ops(rule))
-        self.scored.append((value, len(self.scored), rule))
-        return value
+        found = self._list_ops(rule)
+        assert found is not None, "anything is good enough"
+        self.scored.append((self.keep(found), len(self.scored), rule))
 
-    def _list_ops(self, rule: Rule) -> Arrangement:
+    def _list_ops(self, rule: Rule, worst: float = np.inf) -> Arrangement | None:
         best = None if self.best is None else self.value
-        return list_ops(self.problem, rule.preferences(self.problem, self.bound, best))
+        return list_ops(self.problem, rule.preferences(self.problem, self.bound, best), worst)
 
     def try_rules(self, rules: Iterable[Rule], num_ops: int) -> None:
         """Try rules until so many ops have been placed, then the best ones with budgets."""
-        num_tries = max(_LEAST_TRIES, num_ops // self.problem.num_ops)
+        num_tries = max(_LEAST_TRIES, num_ops // (self.problem.num_ops + _OPS_OF_A_TRY))
         for rule in islice(rules, num_tries):
             if self.is_done:
                 return
@@ -271,75 +335,85 @@ class _Size:
 
     def best_rules(self) -> list[Rule]:
         """Give the best rules tried, best first, one for each value."""
-        of_value = {value: rule for value, _, rule in sorted(self.scored, key=_rank, reverse=True)}
-        return [of_value[value] for value in sorted(of_value)[:_CHOSEN_RULES]]
+        return [rule for _, _, rule in _distinct(self.scored)]
 
     def best_templates(self) -> list[tuple[float, int, Template]]:
         """Give the best templates tried, each with its value and number; one for each value."""
-        templates = [(v, n, rule) for v, n, rule in self.scored if isinstance(rule, Template)]
-        of_value = {entry[0]: entry for entry in sorted(templates, key=_rank, reverse=True)}
-        return [of_value[value] for value in sorted(of_value)[:_CHOSEN_RULES]]
+        return _distinct([(v, n, rule) for v, n, rule in self.scored if isinstance(rule, Template)])
 
-    def tune(self, templates: Sequence[Template], effort: Effort, num_seeds: int) -> None:
-        """Climb from the given templates, and the best tried here before."""
+    def tune(self, templates: Sequence[Template], effort: Effort, num_climbs: int) -> None:
+        """Climb over templates, from the given ones and the best tried here before."""
         for template in templates:
             self.try_rule(template)
-        start = self.best_templates()
-        num_tries = effort.climbed // self.problem.num_ops // num_seeds
-        for seed in range(num_seeds):
-            climbing = climb(
-                Pool(start), self.try_rule, num_tries, seed, num_passes(self.problem.placement)
-            )
-            for _ in climbing:
-                if self.is_done:
-                    return
+        start = [template for _, _, template in self.best_templates()]
+        passes = num_passes(self.problem.placement)
+
+        def change(template: Template, generator: np.random.Generator) -> Template:
+            changed = mutate(template, generator, passes)
+            if generator.random() < _CROSSED:
+                changed = cross(changed, start[int(generator.integers(len(start)))], generator)
+            return changed
+
+        for seed in range(num_climbs):
+            self._climb(start[seed % len(start)], change, effort.climbed // num_climbs, seed)
 
     def polish(self, effort: Effort) -> None:
-        """Improve the orders themselves."""
-        if self.is_done:
-            return
-        for _, _, template in self.best_templates():
-            self._justify(self._list_ops(template), _MANY_ROUNDS, _MANY_PATIENCES)
+        """Improve what the best templates lead to, stage by stage and op by op."""
+        chosen = [rule for _, _, rule in self.best_templates()][:_NUM_SHAPED]
+        best = None if self.best is None else self.value
+        change = Reshaping(self.problem)
+        for seed, template in enumerate(chosen):
+            shape = Shape.of(template.preferences(self.problem, self.bound, best), self.problem)
+            self._climb(shape, change, effort.shaped // len(chosen), seed)
         if self.problem.placement.num_stages > 2 * self.problem.placement.num_ranks:
-            self._climb_justified(effort)
+            shapes = [(v, n, rule) for v, n, rule in self.scored if isinstance(rule, Shape)]
+            _, _, best_shape = _distinct(shapes)[0]
+            self._climb(best_shape, change, effort.justified, 0, self._justified)
+        if not self.is_done and self.best is not None:
+            self._justified(self.best, _MANY_ROUNDS, _MANY_PATIENCES)
         if self.problem.num_ops <= _LARGEST_ANNEALED:
-            self._anneal(effort.annealed // self.problem.num_ops)
+            num_moves = effort.annealed // self.problem.num_ops
+            self._anneal(min(num_moves, _MOVES_AN_OP * self.problem.num_ops))
 
-    def _justify(
-        self, arrangement: Arrangement, num_rounds: int, patiences: Sequence[float]
-    ) -> float:
-        """Push an order back and forth; give the best value on the way."""
-        value = self.keep(arrangement)
-        for better in justified(arrangement, num_rounds, patiences, self.bound):
-            value = min(value, self.keep(better))
-        return value
+    def _climb(
+        self,
+        start: R,
+        change: Callable[[R, np.random.Generator], R],
+        num_ops: int,
+        seed: int,
+        improve: Callable[[Arrangement], Arrangement] | None = None,
+    ) -> None:
+        """Climb over rules until so many ops have been placed."""
+        mean_load = float(self.problem.loads.mean())
 
-    def _climb_justified(self, effort: Effort) -> None:
-        """Climb over templates by what justification makes of them."""
-        pool = Pool(
-            [
-                (self._value_justified(template, np.inf), number, template)
-                for _, number, template in self.best_templates()
-            ]
-        )
-        load = float(self.problem.loads.max())
+        def value_of(rule: R, worst: float) -> float:
+            found = self._list_ops(rule, worst - _MEAN_SHARE * mean_load)
+            if found is None:
+                return np.inf
+            if improve is not None:
+                found = improve(found)
+            self.scored.append((self.keep(found), len(self.scored), rule))
+            return found.value + _MEAN_SHARE * float(found.times_of_ranks.mean())
 
-        def value_of(template: Template) -> float:
-            worst = pool.entries[-1][0]
-            return self._value_justified(template, load + 2.5 * (worst - load))
-
-        num_passes_each = 1 + 4 * _FEW_ROUNDS
-        num_tries = effort.justified // self.problem.num_ops // num_passes_each
-        for _ in climb(pool, value_of, num_tries, 3, num_passes(self.problem.placement)):
+        passes = 1 if improve is None else 1 + _PASSES_OF_FEW
+        num_tries = num_ops // (passes * self.problem.num_ops + _OPS_OF_A_TRY)
+        num_tries = min(num_tries, _TRIES_AN_OP * self.problem.num_ops)
+        load = float(self.problem.loads.max()) + _MEAN_SHARE * mean_load
+        for _ in climb(start, change, value_of, load, num_tries, seed):
             if self.is_done:
                 return
 
-    def _value_justified(self, template: Template, worth: float) -> float:
-        """Give what a template leads to; it is justified if it is at least worth that."""
-        found = self._list_ops(template)
-        if found.value >= worth:
-            return self.keep(found)
-        return self._justify(found, _FEW_ROUNDS, _FEW_PATIENCES)
+    def _justified(
+        self,
+        arrangement: Arrangement,
+        num_rounds: int = _FEW_ROUNDS,
+        patiences: Sequence[float] = _FEW_PATIENCES,
+    ) -> Arrangement:
+        """Push an order back and forth; give the best on the way."""
+        for better in justified(arrangement, num_rounds, patiences, self.bound):
+            self.keep(better)
+            arrangement = min(arrangement, better, key=lambda found: found.value)
+        return arrangement
 
     def _anneal(self, num_moves: int) -> None:
         assert self.best is not None, "rules have been tried before"
@@ -352,19 +426,26 @@ class _Size:
                 )
 
 
-def _rank(entry: tuple[float, int, Rule]) -> tuple[float, int]:
-    return entry[0], entry[1]
+def _distinct(scored: list[tuple[float, int, R]]) -> list[tuple[float, int, R]]:
+    """Give the best few rules, the earliest of those with equal values."""
+    of_value = {entry[0]: entry for entry in reversed(scored)}
+    return [of_value[value] for value in sorted(of_value)[:_CHOSEN_RULES]]
 
 
-def _registered(problem: Problem) -> Iterator[Schedule]:
-    """Build every registered schedule that has the placement of a problem."""
-    num_ranks, per_rank = problem.placement.num_ranks, len(problem.placement.stages_of(0))
-    for recipe in REGISTRY.values():
+def _registered(placement: Placement) -> list[Known]:
+    """List what builds the registered schedules that have a placement, for a problem with it."""
+    found: list[Known] = []
+    num_ranks, per_rank = placement.num_ranks, len(placement.stages_of(0))
+    for recipe in (recipe for name, recipe in REGISTRY.items() if name != AUTO):
         for parameters in ({}, {"v": per_rank}, {"waves": max(1, per_rank // 2)}):
             if not parameters.keys() <= recipe.parameters.keys():
                 continue
-            if recipe.place(num_ranks, **parameters) != problem.placement:
-                continue
-            with suppress(ScheduleError):  # it is not defined for these numbers
-                yield recipe.build(num_ranks, problem.num_microbatches, problem.costs, **parameters)
-            break
+            if recipe.place(num_ranks, **parameters) == placement:
+                found.append(partial(_build, recipe, parameters))
+                break
+    return found
+
+
+def _build(recipe: Recipe, parameters: dict[str, int], problem: Problem) -> Schedule:
+    ranks, microbatches = problem.placement.num_ranks, problem.num_microbatches
+    return recipe.build(ranks, microbatches, problem.costs, **parameters)

@@ -43,7 +43,7 @@ def justified(
             list_ops(problem, _by_deadline(problem, latest_start, patience))
             for patience in patiences
         ]
-        arrangement = min(tries, key=lambda found: found.value)
+        arrangement = min(filter(None, tries), key=lambda found: found.value)
         yield arrangement
         if min(back.value, arrangement.value) <= bound:
             return

@@ -21,6 +21,7 @@ from zerobubble.search.problem import Problem
 _NEVER = np.inf
 _CLOSE = 1e-9
 _F, _B, _W, _NONE = int(Kind.F), int(Kind.B), int(Kind.W), -1
+_TOO_IDLE = -1
 
 
 class Preferences(NamedTuple):
@@ -49,7 +50,11 @@ class Preferences(NamedTuple):
 
 
 class State(NamedTuple):
-    """What has been placed so far; ``orders`` holds the op codes of rank 0, then rank 1, ..."""
+    """What has been placed so far; ``orders`` holds the op codes of rank 0, then rank 1, ...
+
+    ``idle`` counts the time that each rank has waited between its ops, and above ``most_idle``
+    there is no use in going on.
+    """
 
     end_f: Floats
     end_b: Floats
@@ -58,6 +63,7 @@ class State(NamedTuple):
     num_w: Codes
     free: Floats
     idle: Floats
+    most_idle: Floats
     memory: Floats
     positions: Codes
     begun_backward: Codes
@@ -74,21 +80,26 @@ def keys_of(problem: Problem, of_stages: ArrayLike, period: float) -> Floats:
     return table
 
 
-def list_ops(problem: Problem, preferences: Preferences) -> Arrangement:
+def list_ops(
+    problem: Problem, preferences: Preferences, worst: float = np.inf
+) -> Arrangement | None:
     """Arrange the ops as the preferences lead to, within the memory limits.
 
     Every rank can hold one microbatch through all its stages; that is for the caller to check.
+    None is given only if the objective would be larger than ``worst``; it need not be noticed.
     """
-    state = _fresh(problem)
+    state = _fresh(problem, worst)
     work = USUAL_NUMBER_OF_RUNS * problem.num_ops
     num_placed = place_all(instance_of(problem), preferences, state, work=work)
+    if num_placed == _TOO_IDLE:
+        return None
     assert num_placed == problem.num_ops, "the admission rule excludes deadlocks"
     arrangement = arrange(problem, state.orders)
     assert arrangement is not None, "ops are placed in the order of time"
     return arrangement
 
 
-def _fresh(problem: Problem) -> State:
+def _fresh(problem: Problem, worst: float) -> State:
     num_stages, num_ranks = problem.placement.num_stages, problem.placement.num_ranks
     num_pairs, heap_size = num_stages * problem.num_microbatches, 128 * num_ranks + 64
     return State(
@@ -99,6 +110,7 @@ def _fresh(problem: Problem) -> State:
         num_w=np.zeros(num_stages, np.int64),
         free=np.zeros(num_ranks),
         idle=np.zeros(num_ranks),
+        most_idle=_most_idle(problem, worst),
         memory=np.zeros(num_ranks),
         positions=np.zeros(num_ranks, np.int64),
         begun_backward=np.zeros(num_ranks, np.int64),
@@ -109,9 +121,17 @@ def _fresh(problem: Problem) -> State:
     )
 
 
+def _most_idle(problem: Problem, worst: float) -> Floats:
+    """Say how long each rank may wait between its ops if the objective is to be so large."""
+    limits = worst * (1 + _CLOSE) - problem.loads
+    if problem.objective == "makespan":
+        limits -= [share.start for share in problem.shares]
+    return limits
+
+
 @hot
 def place_all(problem: Instance, preferences: Preferences, state: State) -> int:
-    """Place ops until none is left; return how many were placed."""
+    """Place ops until none is left or a rank is too idle; return how many were placed."""
     size = 0
     for rank in range(len(state.free)):
         state.wake[rank] = 0.0
@@ -131,6 +151,8 @@ def place_all(problem: Instance, preferences: Preferences, state: State) -> int:
                 size = push(state.heap_times, state.heap_ranks, size, again, rank)
             continue
         end = place(problem, state, rank, now, kind, stage)
+        if state.idle[rank] > state.most_idle[rank]:
+            return _TOO_IDLE
         num_placed += 1
         state.wake[rank] = end
         size = push(state.heap_times, state.heap_ranks, size, end, rank)

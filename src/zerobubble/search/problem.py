@@ -81,11 +81,7 @@ class Problem:
     objective: Objective = "span"
 
     def __post_init__(self) -> None:
-        if self.costs.num_stages != self.placement.num_stages:
-            raise UsageError(
-                f"costs for {self.costs.num_stages} stages given, but placement "
-                f"{self.placement} has {self.placement.num_stages}"
-            )
+        self.costs.require_stages(self.placement.num_stages, f"placement {self.placement}")
         if self.num_microbatches < 1:
             raise UsageError(f"microbatches must be at least 1, not {self.num_microbatches}")
         if self.objective not in ("span", "makespan"):

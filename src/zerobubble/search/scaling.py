@@ -27,8 +27,11 @@ def ladder(problem: Problem) -> list[Problem]:
                     num_ranks, problem.placement.num_stages // problem.placement.num_ranks
                 )
                 copies.append(_copy(problem, place))
-    if problem.num_microbatches > _LONG * problem.placement.num_ranks:
-        copies.append(shorter(problem, _MICROBATCHES_A_RANK * problem.placement.num_ranks))
+    least = _MICROBATCHES_A_RANK * problem.placement.num_ranks
+    # Any period of one to four microbatches divides those that splicing adds.
+    few = least + (problem.num_microbatches - least) % 12
+    if max(few, _LONG * problem.placement.num_ranks) < problem.num_microbatches:
+        copies.append(shorter(problem, few))
     return [*copies, problem]
 
 

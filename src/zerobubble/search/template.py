@@ -9,13 +9,16 @@ small copy of a problem.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from zerobubble.costs import Floats
 from zerobubble.ir import Codes, Placement
-from zerobubble.search.instance import Instance, instance_of
+from zerobubble.search.instance import instance_of
 from zerobubble.search.listing import Preferences, keys_of
 from zerobubble.search.portfolio import UNCAPPED
 from zerobubble.search.problem import Problem
@@ -105,28 +108,63 @@ def num_passes(placement: Placement) -> int:
     return int(passes(placement)[-1]) + 1
 
 
+class _Steps(NamedTuple):
+    """What lies between the stages of a problem, in forward order.
+
+    Attributes:
+        least_f, least_b: least time from a stage to the next for F, and back for B.
+        before, after: pass of the stage before, and of the stage after.
+        is_turn: whether they differ.
+        turns: number of each stage among those of its rank.
+        unit: a third of a stage's share of the period.
+    """
+
+    least_f: Floats
+    least_b: Floats
+    before: Codes
+    after: Codes
+    is_turn: NDArray[np.bool_]
+    turns: Codes
+    unit: float
+
+
+@lru_cache(maxsize=16)
+def _steps(problem: Problem) -> _Steps:
+    instance, numbers = instance_of(problem), passes(problem.placement)
+    turns = np.empty_like(instance.stages)
+    begins = np.repeat(instance.offsets[:-1], np.diff(instance.offsets))
+    turns[instance.stages] = np.arange(len(turns)) - begins
+    travel = instance.travel[:-1]
+    return _Steps(
+        instance.forward[:-1] + travel,
+        instance.backward[1:] + travel,
+        numbers[:-1],
+        numbers[1:],
+        numbers[:-1] != numbers[1:],
+        turns,
+        problem.period / (3 * (int(numbers[-1]) + 1)),
+    )
+
+
 def _keys(template: Template, problem: Problem) -> tuple[Floats, Floats]:
-    instance, numbers = instance_of(problem), passes(problem.placement).tolist()
-    least_f = (instance.forward + instance.travel).tolist()
-    least_b = (instance.backward[1:] + instance.travel[:-1]).tolist()
-    unit = problem.period / (3 * (numbers[-1] + 1))
-    key_f, key_b = [0.0], [0.0]
-    for least, before, number in zip(least_f, numbers, numbers[1:], strict=False):
-        step = _hop(template.hops_f[number], least, unit)
-        if number != before:
-            step = least + template.gaps_f[before] * unit
-        key_f.append(key_f[-1] + step)
-    for least, number, after in zip(least_b[::-1], numbers[-2::-1], numbers[:0:-1], strict=True):
-        step = _hop(template.hops_b[number], least, unit)
-        if number != after:
-            step = least + template.gaps_b[number] * unit
-        key_b.append(key_b[-1] + step)
-    turn = key_f[-1] + float(instance.forward[-1]) + template.gap_turn * unit
-    return np.array(key_f), np.array(key_b[::-1]) + turn
+    steps = _steps(problem)
+    hops_f, hops_b = np.array(template.hops_f), np.array(template.hops_b)
+    f = _hops(hops_f[steps.after], steps.least_f, steps.unit)
+    b = _hops(hops_b[steps.before], steps.least_b, steps.unit)
+    if template.gaps_f:
+        gaps_f, gaps_b = np.array([template.gaps_f, template.gaps_b])[
+            :, steps.before * steps.is_turn
+        ]
+        f = np.where(steps.is_turn, steps.least_f + gaps_f * steps.unit, f)
+        b = np.where(steps.is_turn, steps.least_b + gaps_b * steps.unit, b)
+    key_f = np.append(0.0, np.cumsum(f))
+    turn = key_f[-1] + problem.costs.forward[-1] + template.gap_turn * steps.unit
+    return key_f, turn + np.append(0.0, np.cumsum(b[::-1]))[::-1]
 
 
-def _hop(hop: float, least: float, unit: float) -> float:
-    return max(least, hop * unit) if hop >= 0 else max(least, 3 * unit - least) * -hop
+def _hops(hops: Floats, least: Floats, unit: float) -> Floats:
+    filling = np.maximum(least, 3 * unit - least) * -hops
+    return np.maximum(least, np.where(hops >= 0, hops * unit, filling))
 
 
 def _caps(template: Template, problem: Problem, life: Floats) -> Codes:
@@ -143,19 +181,11 @@ def _caps(template: Template, problem: Problem, life: Floats) -> Codes:
     scale = np.where(room > 1, ample, room**template.scarcity)[instance.holders]
     extra = np.zeros(len(life))
     if template.extra:
-        turns = np.minimum(_turns(instance), len(template.extra) - 1)
-        extra = np.array(template.extra)[turns]
+        turns = _steps(problem).turns
+        extra = np.array(template.extra)[np.minimum(turns, len(template.extra) - 1)]
     caps = np.floor(np.minimum(life * scale, UNCAPPED) + extra + 1e-9)
     found: Codes = np.maximum(1, caps).astype(np.int64)
     return found
-
-
-def _turns(instance: Instance) -> Codes:
-    """Number the stages of each rank in forward order; per stage."""
-    turns = np.empty_like(instance.stages)
-    begins = np.repeat(instance.offsets[:-1], np.diff(instance.offsets))
-    turns[instance.stages] = np.arange(len(turns)) - begins
-    return turns
 
 
 def _warm_caps(template: Template, problem: Problem, caps: Codes) -> Codes:
