@@ -29,6 +29,7 @@ from zerobubble.search.justify import justified
 from zerobubble.search.listing import Preferences, keys_of, list_ops
 from zerobubble.search.portfolio import Cap, First, FixedRule, Rule
 from zerobubble.search.problem import Problem
+from zerobubble.search.shape import Reshaping, Shape
 from zerobubble.search.template import Template, num_passes, seeds, with_warm_up
 from zerobubble.simulate import simulate
 from zerobubble.verify import verify
@@ -39,30 +40,27 @@ _ROUNDING = 1e-9
 Built = tuple[Schedule, float | None]
 
 
-def by_random_preferences(problem: Problem, random: Random) -> Arrangement:
-    """List ops under keys, caps and budgets that mean nothing."""
+def random_preferences(problem: Problem, random: Random) -> Preferences:
+    """Draw keys, caps and budgets that mean nothing."""
     num_stages, num_ranks = problem.placement.num_stages, problem.placement.num_ranks
     unit = problem.period
     keys = random.normal(size=(3, num_stages)) * unit * random.choice([1, 10])
-    return list_ops(
-        problem,
-        Preferences(
-            keys_of(problem, keys, unit * random.choice([0.0, 1.0, 5.0])),
-            random.integers(1, 9, num_stages),
-            random.integers(1, 9, num_stages),
-            float(random.random()),
-            float(random.choice([0.0, np.inf])),
-            float(random.integers(2)),
-            random.uniform(-1, 5, num_ranks) * unit,
-        ),
+    return Preferences(
+        keys_of(problem, keys, unit * random.choice([0.0, 1.0, 5.0])),
+        random.integers(1, 9, num_stages),
+        random.integers(1, 9, num_stages),
+        float(random.random()),
+        float(random.choice([0.0, np.inf])),
+        float(random.integers(2)),
+        random.uniform(-1, 5, num_ranks) * unit,
     )
 
 
-def by_rule(problem: Problem, rule: Rule, random: Random) -> Arrangement:
-    """List ops under the preferences of a rule, with any guess of what is possible."""
+def preferences_of(rule: Rule, problem: Problem, random: Random) -> Preferences:
+    """Ask a rule for its preferences, with any guess of what is possible."""
     bound = float(problem.loads.max())
     best = bound * float(random.uniform(1, 2)) if random.random() < 0.5 else None
-    return list_ops(problem, rule.preferences(problem, bound, best))
+    return rule.preferences(problem, bound, best)
 
 
 def fixed_rule(random: Random) -> Rule:
@@ -94,17 +92,36 @@ def template(problem: Problem, random: Random) -> Rule:
     return picked
 
 
-def listed(problem: Problem, random: Random) -> Arrangement:
-    """List ops in one of three ways."""
-    way = random.integers(3)
+def shape(problem: Problem, random: Random) -> Rule:
+    """Take what a template leads to, and change it stage by stage."""
+    preferences = template(problem, random).preferences(problem, float(problem.loads.max()), None)
+    found, reshaping = Shape.of(preferences, problem), Reshaping(problem)
+    for _ in range(random.integers(0, 9)):
+        found = reshaping(found, random)
+    return found
+
+
+def preferred(problem: Problem, random: Random) -> Preferences:
+    """Draw preferences in one of four ways."""
+    way = random.integers(4)
     if way == 0:
-        return by_random_preferences(problem, random)
-    rule = fixed_rule(random) if way == 1 else template(problem, random)
-    return by_rule(problem, rule, random)
+        return random_preferences(problem, random)
+    rule = fixed_rule(random) if way == 1 else (template, shape)[way - 2](problem, random)
+    return preferences_of(rule, problem, random)
+
+
+def listed(problem: Problem, random: Random) -> Arrangement:
+    """List ops under any preferences."""
+    return list_ops(problem, preferred(problem, random))
 
 
 def _listed(problem: Problem, random: Random) -> Iterator[Built]:
-    yield _built(listed(problem, random))
+    preferences = preferred(problem, random)
+    found = list_ops(problem, preferences)
+    yield _built(found)
+    again = list_ops(problem, preferences, worst=found.value)
+    assert again is not None, "it is not worse than itself"
+    assert np.array_equal(again.codes, found.codes), "the same preferences give the same order"
 
 
 def _justified(problem: Problem, random: Random) -> Iterator[Built]:
