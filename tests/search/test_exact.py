@@ -1,6 +1,8 @@
-"""How close are the bounds to the proved optimum of small problems?"""
+"""How close are the bounds and the search to the proved optimum of small problems?"""
 
+import json
 import random
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +13,7 @@ from zerobubble.search.limits import smallest_memory
 pytest.importorskip("ortools")
 
 from benchmarks.exact import Model
-from benchmarks.exactness import whole_costs
+from benchmarks.exactness import Small, whole_costs
 
 # The work that the solver may spend on one problem, in its own unit: the same on any machine.
 DETERMINISTIC_TIME = 2.0
@@ -51,3 +53,21 @@ def test_bounds_and_optima(placement):
         assert bound.value <= optimum.value * (1 + 1e-9)
         num_equal += bound.value >= optimum.value * (1 - 1e-6)
     assert num_equal == NUM_EQUAL[placement]
+
+
+# Proved by ``python -m benchmarks exactness --save``; most are above the bound.
+OPTIMA = json.loads((Path(__file__).parent / "optima.json").read_text())
+
+
+@pytest.mark.parametrize("row", OPTIMA, ids=lambda row: "-".join(map(str, row["holders"])))
+def test_the_search_finds_the_optimum(row):
+    small = Small(
+        tuple(row["holders"]),
+        row["columns"],
+        row["num_microbatches"],
+        row["limits"],
+        row["objective"],
+    )
+    found = small.search("quick")
+    assert found.value == pytest.approx(row["optimum"], rel=1e-9)
+    assert found.bound <= row["optimum"] * (1 + 1e-9)
