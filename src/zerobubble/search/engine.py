@@ -74,7 +74,9 @@ _LEAST_TRIES = 3
 _OPS_OF_A_TRY = 1_500
 # A small problem has been seen from all sides after so many tries for each of its ops.
 _TRIES_AN_OP, _MOVES_AN_OP = 10, 200
-_CHOSEN_RULES, _NUM_SHAPED, _NUM_KNOWN = 6, 3, 2
+_CHOSEN_RULES, _NUM_SHAPED = 6, 3
+# A named schedule is built for a larger problem if it idles little more than the best.
+_CLOSE_IDLE = 1.2
 _CROSSED = 0.1
 # Share of the mean over ranks in what is climbed on, so that a step on any rank counts.
 _MEAN_SHARE = 0.1
@@ -183,7 +185,11 @@ def search_all(
 
 
 class _Search:
-    """The search for one placement: the problem, and smaller copies of it to find rules on."""
+    """The search for one placement: the problem, and smaller copies of it to find rules on.
+
+    With quick effort named schedules are tried on copies too, and on the problem itself only those
+    that come close to the best there.
+    """
 
     def __init__(self, problem: Problem, effort: Effort) -> None:
         self.effort = effort
@@ -198,15 +204,17 @@ class _Search:
     def begin(self) -> None:
         """Try what is known and what is quick to try."""
         rules: list[Rule] = []
-        known: Sequence[Known] = _registered(self.real.problem.placement)
+        known = _registered(self.real.problem.placement)
         for size in self.sizes:
             if self._splice_into(size):
                 continue
-            if size.problem.placement == self.real.problem.placement:
-                known = size.try_known(known)
+            is_copy = size.problem.placement != self.real.problem.placement
+            scored = None if is_copy and self.effort.climbed else size.try_known(known)
             if not size.is_done:
                 size.try_rules([*rules, *start_rules(size.problem)], self.effort.seeded)
             rules = size.best_rules() or rules
+            if scored is not None:
+                known = [build for value, build in scored if size.is_close(value)]
 
     def go_on(self) -> None:
         """Spend the effort."""
@@ -276,18 +284,23 @@ class _Size:
             self.best = arrangement
         return arrangement.value
 
-    def try_known(self, known: Sequence[Known]) -> Sequence[Known]:
-        """Try named schedules that fit, and V rounds; give the best few of the named ones."""
+    def try_known(self, known: Sequence[Known]) -> list[tuple[float, Known]]:
+        """Try named schedules, and V rounds; give the named ones that fit with their values."""
         scored = []
-        for number, build in enumerate(known if self.problem.num_ops <= _LARGEST_BUILT else ()):
+        for build in known if self.problem.num_ops <= _LARGEST_BUILT else ():
             with suppress(ScheduleError):  # it is not defined for these numbers
                 schedule = build(self.problem)
                 found = arrange_within_limits(self.problem, split_codes(schedule), schedule.name)
                 if found is not None:
-                    scored.append((self.keep(found), number))
+                    scored.append((self.keep(found), build))
         if self.problem.placement == v_shape(self.problem.placement.num_ranks):
             self._try_rounds()
-        return [known[number] for _, number in sorted(scored)[:_NUM_KNOWN]] or known
+        return scored
+
+    def is_close(self, value: float) -> bool:
+        """Say whether something is good enough to be tried on a larger problem too."""
+        load = float(self.problem.loads.max())
+        return value - load <= _CLOSE_IDLE * (self.value - load) + _PROVED * load
 
     def _try_rounds(self) -> None:
         """Try the rounds of a V with each of its switches, and for makespan with budgets."""
