@@ -10,6 +10,7 @@ from zerobubble.errors import ScheduleError, UsageError
 from zerobubble.ir import placement_named
 from zerobubble.schedules import REGISTRY
 from zerobubble.search import search
+from zerobubble.search.auto import AUTO
 from zerobubble.search.limits import smallest_memory
 from zerobubble.simulate import simulate
 from zerobubble.verify import verify, violations
@@ -59,7 +60,7 @@ COSTS = {
 
 def registered(placement, costs):
     """Yield every registered schedule with this placement, under all its parameters."""
-    for recipe in (found for name, found in REGISTRY.items() if name != "zb-auto"):
+    for recipe in (found for name, found in REGISTRY.items() if name != AUTO):
         for values in product(*(PARAMETERS[name] for name in recipe.parameters)):
             parameters = dict(zip(recipe.parameters, values, strict=True))
             if recipe.place(P, **parameters) == placement:
