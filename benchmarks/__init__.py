@@ -1,7 +1,7 @@
 """How fast is it? Ratios measured in one run, with alternating repetitions.
 
-``python -m benchmarks`` prints all of them but ``scale``, which takes gigabytes; every file also
-runs alone, as in ``python -m benchmarks.split_backward``.
+``python -m benchmarks`` prints what training takes; ``python -m benchmarks search`` runs one file,
+whose options ``--help`` tells.
 
 ::
 
@@ -11,4 +11,9 @@ runs alone, as in ``python -m benchmarks.split_backward``.
     step_time.py       the step of zb-h1 and gpipe against 1f1b
     host_overhead.py   host time of an op, a step and a split linear when nothing is computed
     scale.py           seconds and memory of verify and simulate up to 25 million ops
+    search.py          seconds, memory and gap of the search up to 50 million ops
+    safety.py          random instances: does the search ever break a rule or a limit?
+    instances.py       the random instances
+    exactness.py       small instances: does the search find the optimum that a solver proves?
+    exact.py           the model for the solver
 """

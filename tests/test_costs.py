@@ -1,6 +1,7 @@
 """Are costs read, shared among stages and checked as their documentation says?"""
 
 import json
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -80,6 +81,15 @@ def test_a_wrong_value_is_named(change, message):
     with pytest.raises(UsageError) as error:
         Costs.from_dict(right | change, UNEVEN)
     assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf")])
+@pytest.mark.parametrize("name", [field.name for field in fields(Costs)])
+def test_no_cost_is_negative_or_not_finite(name, value):
+    columns = {field.name: np.ones(3) for field in fields(Costs)}
+    columns[name][1] = value
+    with pytest.raises(UsageError, match=f"^costs: {name} must be between 0 and 1e100: "):
+        Costs(**columns)
 
 
 def test_a_missing_key_is_named():

@@ -88,8 +88,24 @@ def test_climbing_is_never_worse_than_not_climbing():
         ({"memory": 0.5}, "rank 0: no schedule fits into memory 0.5"),
         ({"memory": -1}, "memory limits must not be negative or nan"),
         ({"memory": np.nan}, "memory limits must not be negative or nan"),
+        ({"memory": [4, 4, np.nan, 4]}, "memory limits must not be negative or nan"),
         ({"memory": [1, 2]}, "2 memory limits given for 4 ranks"),
+        ({"memory": [4] * 5}, "5 memory limits given for 4 ranks"),
+        (
+            {"memory": [4, 4, 0.5, 4]},
+            "rank 2: no schedule fits into memory 0.5: when F0 of stage 2 runs, the rank holds one "
+            "activation of stage 2, together 1: allow at least 1 on rank 2",
+        ),
+        (
+            {"memory": 1.5, "num_ranks": 2, "placement": "v"},
+            "rank 0: no schedule fits into memory 1.5: when F0 of stage 3 runs, the rank holds one "
+            "activation of stages 0, 3, together 2: allow at least 2 on rank 0",
+        ),
         ({"num_microbatches": 0}, "microbatches must be at least 1, not 0"),
+        ({"num_microbatches": -1}, "microbatches must be at least 1, not -1"),
+        ({"num_ranks": 0}, "ranks must be at least 1, not 0"),
+        ({"num_ranks": -1, "placement": "v"}, "ranks must be at least 1, not -1"),
+        ({"num_ranks": 3, "placement": linear(4)}, "placement linear has 4 ranks, not 3"),
         ({"num_ranks": 3}, "4 stages cannot be shared evenly by 3 ranks"),
         ({"placement": "v"}, "costs for 4 stages given, but placement v has 8"),
         ({"placement": "spiral"}, "placement 'spiral' is not known for 4 ranks"),

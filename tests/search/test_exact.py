@@ -1,18 +1,19 @@
-"""How close are the bounds to the proved optimum of small problems?"""
+"""How close are the bounds and the search to the proved optimum of small problems?"""
 
+import json
 import random
+from pathlib import Path
 
-import numpy as np
 import pytest
 
-from zerobubble.costs import Costs
 from zerobubble.ir import Placement, linear, looped, wave
 from zerobubble.search.bounds import lower_bound
 from zerobubble.search.limits import smallest_memory
 
 pytest.importorskip("ortools")
 
-from tests.search.exact import Model
+from benchmarks.exact import Model
+from benchmarks.exactness import Small, whole_costs
 
 # The work that the solver may spend on one problem, in its own unit: the same on any machine.
 DETERMINISTIC_TIME = 2.0
@@ -34,21 +35,11 @@ def problems(placement):
     """Yield costs, numbers of microbatches, limits and objectives; all are whole numbers."""
     draw = random.Random(0).randint
     for number in range(NUM_PROBLEMS):
-        costs = random_costs(draw, placement.num_stages, are_even=number % 2 == 0)
+        costs = whole_costs(draw, placement.num_stages, are_even=number % 2 == 0)
         num_microbatches = draw(2, 4 if placement.num_stages < 4 else 3)
         needed = smallest_memory(costs, placement).astype(int).tolist()
         limits = [draw(least, num_microbatches * least) for least in needed]
         yield costs, num_microbatches, limits, "span" if number % 4 < 2 else "makespan"
-
-
-def random_costs(draw, num_stages, are_even):
-    def column(low, high):
-        values = [draw(low, high) for _ in range(num_stages)]
-        return np.array(values[:1] * num_stages if are_even else values)
-
-    sizes = column(2, 4)
-    times = (column(1, 5) for _ in range(3))
-    return Costs(*times, np.full(num_stages, draw(0, 2)), sizes, np.minimum(sizes, column(1, 4)))
 
 
 @pytest.mark.parametrize("placement", NUM_EQUAL, ids=str)
@@ -59,6 +50,24 @@ def test_bounds_and_optima(placement):
         optimum = model.shortest(objective, DETERMINISTIC_TIME)
         bound = lower_bound(costs, placement, num_microbatches, limits, objective)
         assert optimum is not None
-        assert bound.value <= optimum * (1 + 1e-9)
-        num_equal += bound.value >= optimum * (1 - 1e-6)
+        assert bound.value <= optimum.value * (1 + 1e-9)
+        num_equal += bound.value >= optimum.value * (1 - 1e-6)
     assert num_equal == NUM_EQUAL[placement]
+
+
+# Proved by ``python -m benchmarks exactness --save``; most are above the bound.
+OPTIMA = json.loads((Path(__file__).parent / "optima.json").read_text())
+
+
+@pytest.mark.parametrize("row", OPTIMA, ids=lambda row: "-".join(map(str, row["holders"])))
+def test_the_search_finds_the_optimum(row):
+    small = Small(
+        tuple(row["holders"]),
+        row["columns"],
+        row["num_microbatches"],
+        row["limits"],
+        row["objective"],
+    )
+    found = small.search("quick")
+    assert found.value == pytest.approx(row["optimum"], rel=1e-9)
+    assert found.bound <= row["optimum"] * (1 + 1e-9)

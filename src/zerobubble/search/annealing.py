@@ -72,7 +72,7 @@ def annealed(
         count = min(_CHUNK, num_moves - begin)
         heat = unit * 0.01 ** ((begin + np.arange(count)) / num_moves)
         draws = generator.random((count, 6)).reshape(-1)
-        work = count * problem.num_ops
+        work = num_moves * problem.num_ops
         walk_on(instance_of(problem), walk, run, draws, heat, by_makespan, bound, work=work)
         if walk.values[2] <= bound:
             break

@@ -25,7 +25,8 @@ def costs_of_placements(
         asked: the only placement to try.
 
     Raises:
-        UsageError: the stages cannot be shared evenly, or a placement is unknown.
+        UsageError: the stages cannot be shared evenly, or a placement is unknown or for another
+            number of ranks.
 
     >>> list(map(str, costs_of_placements(Costs.uniform(8), num_ranks=4)))
     ['v', 'looped:2']
@@ -34,6 +35,8 @@ def costs_of_placements(
         raise UsageError(f"ranks must be at least 1, not {num_ranks}")
     if asked is not None:
         places = [placement_named(asked, num_ranks) if isinstance(asked, str) else asked]
+        if places[0].num_ranks != num_ranks:
+            raise UsageError(f"placement {asked} has {places[0].num_ranks} ranks, not {num_ranks}")
     elif isinstance(costs, Costs):
         per_rank, rest = divmod(costs.num_stages, num_ranks)
         if rest or per_rank < 1:

@@ -173,7 +173,10 @@ def _caps(template: Template, problem: Problem, life: Floats) -> Codes:
         return np.full(len(life), UNCAPPED)
     instance = instance_of(problem)
     wanted = np.bincount(instance.holders, weights=life * instance.held)
-    room = np.divide(instance.limits, wanted, out=np.full_like(wanted, np.inf), where=wanted > 0)
+    # Finite, as a stage whose ops take no time wants none of it.
+    room = np.full_like(wanted, UNCAPPED)
+    np.divide(instance.limits, wanted, out=room, where=wanted > 0)
+    room = np.minimum(room, UNCAPPED)
     ample = room * template.scarcity + 1 - template.scarcity
     scale = np.where(room > 1, ample, room**template.scarcity)[instance.holders]
     extra = np.zeros(len(life))
@@ -195,12 +198,12 @@ def _warm_caps(template: Template, problem: Problem, caps: Codes) -> Codes:
     if not is_v or num_ranks < 2 or not (instance.held > 0).all():
         warm: Codes = np.maximum(1, (caps * shape).astype(np.int64) + extra)
         return warm
-    room = np.floor(instance.limits / instance.held[:num_ranks] + 1e-9)
+    room = np.floor(np.minimum(instance.limits / instance.held[:num_ranks], UNCAPPED) + 1e-9)
     ranks = np.arange(num_ranks)
     depth = (ranks / (num_ranks - 1)) ** (1 / shape)
     deep = np.minimum(np.round(1 + (room / 2 - 1) * depth), ranks + 1 + extra)
     both = np.append(room - deep, (deep + extra)[::-1])
-    is_limited = np.isfinite(np.append(room, room[::-1]))
+    is_limited = np.append(room, room[::-1]) < UNCAPPED
     warm = caps.copy()
     warm[is_limited] = np.maximum(1, both[is_limited]).astype(np.int64)
     return warm
