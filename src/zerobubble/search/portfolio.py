@@ -107,7 +107,7 @@ def _caps(name: Cap, problem: Problem) -> Codes:
     forward_starts, backward_starts = problem.earliest_starts
     trip = backward_starts - forward_starts
     in_flight = np.ceil(trip / np.maximum(rounds[name], 1e-12) - 1e-9)
-    caps: Codes = np.maximum(1, in_flight).astype(np.int64)
+    caps: Codes = np.clip(in_flight, 1, UNCAPPED).astype(np.int64)
     return caps
 
 
