@@ -24,7 +24,7 @@ from zerobubble.schedules.v_rounds import v_rounds
 from zerobubble.search import lower_bound, search
 from zerobubble.search.annealing import annealed
 from zerobubble.search.arrangement import Arrangement
-from zerobubble.search.climb import cross, mutate
+from zerobubble.search.climb import Mutation
 from zerobubble.search.justify import justified
 from zerobubble.search.listing import Preferences, keys_of, list_ops
 from zerobubble.search.portfolio import Cap, First, FixedRule, Rule
@@ -85,10 +85,9 @@ def template(problem: Problem, random: Random) -> Rule:
     passes = num_passes(problem.placement)
     known = _templates(passes)
     picked = known[random.integers(len(known))]
+    change = Mutation(known, passes)
     for _ in range(random.integers(0, 9)):
-        picked = mutate(picked, random, passes)
-        if random.random() < 0.15:
-            picked = cross(picked, known[random.integers(len(known))], random)
+        picked = change(picked, random)
     return picked
 
 

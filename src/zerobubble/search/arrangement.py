@@ -20,7 +20,7 @@ from zerobubble.simulate import Timeline
 _NEVER = np.inf
 _CLOSE = 1e-9
 # A search does the same thing so often that compiling pays off early.
-USUAL_NUMBER_OF_RUNS = 10_000
+USUAL_NUMBER_OF_RUNS = 20_000
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,6 @@
 """How are the numbers of a template tuned? A seeded climb that also takes steps down."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
@@ -12,6 +12,7 @@ T = TypeVar("T")
 
 # What a step down may cost at the start, as a share of the idle time; it falls to nothing.
 _TEMPERATURE = 0.05
+_CROSSED = 0.1
 # How often each number is changed, and from where or how far a new value is drawn.
 _WEIGHTS = {
     "hops_f": 15,
@@ -78,15 +79,24 @@ def climb(
         yield found, candidate
 
 
-def mutate(template: Template, generator: np.random.Generator, num_passes: int) -> Template:
-    """Change one to three numbers of a template."""
-    for number in generator.integers(len(_NAMES), size=int(generator.integers(1, 4))).tolist():
-        name = _NAMES[number]
-        changed: dict[str, Any] = {name: _changed(name, template, generator, num_passes)}
-        if name == "warm_shape":
-            changed["warm_extra"] = float(generator.integers(0, 3))
-        template = replace(template, **changed)
-    return template
+class Mutation:
+    """Change one to three numbers of a template, and sometimes take some from another."""
+
+    def __init__(self, others: Sequence[Template], num_passes: int) -> None:
+        self.others, self.num_passes = others, num_passes
+
+    def __call__(self, template: Template, generator: np.random.Generator) -> Template:
+        """Give a neighbour of a template."""
+        for number in generator.integers(len(_NAMES), size=int(generator.integers(1, 4))).tolist():
+            name = _NAMES[number]
+            changed: dict[str, Any] = {name: _changed(name, template, generator, self.num_passes)}
+            if name == "warm_shape":
+                changed["warm_extra"] = float(generator.integers(0, 3))
+            template = replace(template, **changed)
+        if generator.random() < _CROSSED:
+            other = self.others[int(generator.integers(len(self.others)))]
+            template = _cross(template, other, generator)
+        return template
 
 
 def _changed(
@@ -122,7 +132,7 @@ def _new_hop(name: str, value: float, generator: np.random.Generator) -> float:
     return float(max(low, min(4.0, value + generator.normal() * width)))
 
 
-def cross(one: Template, other: Template, generator: np.random.Generator) -> Template:
+def _cross(one: Template, other: Template, generator: np.random.Generator) -> Template:
     """Take each number from one of two templates."""
     taken = {f.name: getattr(other, f.name) for f in fields(one) if generator.random() < 0.5}
     return replace(one, **taken)

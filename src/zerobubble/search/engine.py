@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice, product
-from typing import TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -26,7 +26,7 @@ from zerobubble.search.annealing import annealed
 from zerobubble.search.arrangement import Arrangement, arrange, arrange_within_limits, split_codes
 from zerobubble.search.auto import AUTO
 from zerobubble.search.bounds import Bound, lower_bound
-from zerobubble.search.climb import climb, cross, mutate
+from zerobubble.search.climb import Mutation, climb
 from zerobubble.search.justify import justified
 from zerobubble.search.listing import list_ops
 from zerobubble.search.portfolio import FixedRule, Rule, budgeted
@@ -66,21 +66,20 @@ class Effort:
 
 EFFORTS = {
     "quick": Effort(120_000, 0, 0, 0, 0, 0),
-    "default": Effort(800_000, 20_000_000, 8, 10_000_000, 15_000_000, 400_000_000),
+    "default": Effort(800_000, 12_000_000, 6, 8_000_000, 12_000_000, 400_000_000),
     "thorough": Effort(3_000_000, 100_000_000, 20, 50_000_000, 150_000_000, 2_000_000_000),
 }
 _LEAST_TRIES = 3
 # What is done for a try besides placing ops takes as long as placing so many.
 _OPS_OF_A_TRY = 1_500
 # A small problem has been seen from all sides after so many tries for each of its ops.
-_TRIES_AN_OP, _MOVES_AN_OP = 10, 200
-_CHOSEN_RULES, _NUM_SHAPED = 6, 3
+_TRIES_AN_OP, _MOVES_AN_OP = 20, 2_000
+_CHOSEN_RULES, _NUM_SHAPED, _NUM_JUSTIFIED = 6, 3, 2
 # A named schedule is built for a larger problem if it idles little more than the best.
 _CLOSE_IDLE = 1.2
-_CROSSED = 0.1
 # Share of the mean over ranks in what is climbed on, so that a step on any rank counts.
 _MEAN_SHARE = 0.1
-_FEW_ROUNDS, _FEW_PATIENCES = 3, (0.0, 1.0)
+_FEW_ROUNDS, _FEW_PATIENCES = 1, (0.0, 1.0)
 _PASSES_OF_FEW = 2 * _FEW_ROUNDS * len(_FEW_PATIENCES)
 _MANY_ROUNDS, _MANY_PATIENCES = 16, (0.0, 0.5, 1.0)
 # An order is worth being justified if it idles at most so many times what is good enough.
@@ -211,25 +210,32 @@ class _Search:
             if self._splice_into(size):
                 continue
             is_copy = size.problem.placement != self.real.problem.placement
-            scored = None if is_copy and self.effort.climbed else size.try_known(known)
-            if not size.is_done:
-                size.try_rules([*rules, *start_rules(size.problem)], self.effort.seeded)
-            rules = size.best_rules() or rules
-            if scored is not None:
+            start = chain(rules, start_rules(size.problem))
+            if is_copy:  # a rule is wanted even if a named schedule is as good
+                size.try_rules(start, self.effort.seeded)
+            if not (is_copy and self.effort.climbed):
+                scored = size.try_known(known)
                 known = [build for value, build in scored if size.is_close(value)]
+            if not is_copy:
+                size.try_rules(start, self.effort.seeded)
+            rules = size.best_rules() or rules
 
     def go_on(self) -> None:
         """Spend the effort."""
         templates: list[Template] = []
         num_climbs = self.effort.num_climbs
-        for size in self.sizes:
+        for number, size in enumerate(self.sizes):
             if not num_climbs or size.is_done or self._splice_into(size):
                 continue
             size.tune(templates, self.effort, num_climbs)
-            num_climbs = max(1, num_climbs // 2)
+            # Justification does more in larger problems, and is worth more time there.
+            justified = self.effort.justified * 2**number
             if size.problem.placement == self.real.problem.placement:
-                size.polish(self.effort)
-            templates = [template for _, _, template in size.best_templates()] or templates
+                size.polish(self.effort, justified)
+            else:
+                size.tune_justified(justified)
+            templates = [each.rule for each in size.best_of(Template)] or templates
+            num_climbs = max(1, num_climbs // 2)
 
     def _splice_into(self, size: "_Size") -> bool:
         """Extend what was found for fewer microbatches; say whether that lost nothing."""
@@ -247,6 +253,20 @@ class _Search:
         return found.value - float(size.problem.loads.max()) <= idle + _PROVED * before.value
 
 
+class _Try(NamedTuple, Generic[R]):
+    """A rule that has been tried.
+
+    Attributes:
+        value: the objective that it led to.
+        rule: the rule.
+        best: the smallest objective until then, which its budgets related to.
+    """
+
+    value: float
+    rule: R
+    best: float | None
+
+
 class _Size:
     """The search on one copy of the problem, or on the problem itself."""
 
@@ -261,7 +281,7 @@ class _Size:
         )
         self.bound = self.certificate.value
         self.best: Arrangement | None = None
-        self.scored: list[tuple[float, int, Rule]] = []
+        self.tries: list[_Try[Rule]] = []
         self.num_tried = 0
 
     @property
@@ -326,9 +346,10 @@ class _Size:
 
     def try_rule(self, rule: Rule) -> None:
         """Try a rule, and remember how good it was."""
+        best = self.value if self.best is not None else None
         found = self._list_ops(rule)
         assert found is not None, "anything is good enough"
-        self.scored.append((self.keep(found), len(self.scored), rule))
+        self.tries.append(_Try(self.keep(found), rule, best))
 
     def _list_ops(self, rule: Rule, worst: float = np.inf) -> Arrangement | None:
         best = None if self.best is None else self.value
@@ -350,40 +371,43 @@ class _Size:
 
     def best_rules(self) -> list[Rule]:
         """Give the best rules tried, best first, one for each value."""
-        return [rule for _, _, rule in _distinct(self.scored)]
+        return [each.rule for each in _distinct(self.tries)]
 
-    def best_templates(self) -> list[tuple[float, int, Template]]:
-        """Give the best templates tried, each with its value and number; one for each value."""
-        return _distinct([(v, n, rule) for v, n, rule in self.scored if isinstance(rule, Template)])
+    def best_of(self, kind: type[R]) -> list[_Try[R]]:
+        """Give the best tries of one kind of rule, best first, one for each value."""
+        tries = [(value, rule, best) for value, rule, best in self.tries if isinstance(rule, kind)]
+        return _distinct([_Try(*each) for each in tries])
+
+    @property
+    def is_deep(self) -> bool:
+        """Whether ranks hold three stages or more: only then justification gains much."""
+        return self.problem.placement.num_stages > 2 * self.problem.placement.num_ranks
 
     def tune(self, templates: Sequence[Template], effort: Effort, num_climbs: int) -> None:
         """Climb over templates, from the given ones and the best tried here before."""
         for template in templates:
             self.try_rule(template)
-        start = [template for _, _, template in self.best_templates()]
-        passes = num_passes(self.problem.placement)
-
-        def change(template: Template, generator: np.random.Generator) -> Template:
-            changed = mutate(template, generator, passes)
-            if generator.random() < _CROSSED:
-                changed = cross(changed, start[int(generator.integers(len(start)))], generator)
-            return changed
-
+        start = [each.rule for each in self.best_of(Template)]
+        change = Mutation(start, num_passes(self.problem.placement))
         for seed in range(num_climbs):
             self._climb(start[seed % len(start)], change, effort.climbed // num_climbs, seed)
 
-    def polish(self, effort: Effort) -> None:
+    def tune_justified(self, num_ops: int) -> None:
+        """Climb over templates by what justification makes of them."""
+        start = [each.rule for each in self.best_of(Template)][:_NUM_JUSTIFIED]
+        change = Mutation(start, num_passes(self.problem.placement))
+        for seed, template in enumerate(start if self.is_deep else ()):
+            self._climb(template, change, num_ops // len(start), seed, self._justified)
+
+    def polish(self, effort: Effort, justified: int) -> None:
         """Improve what the best templates lead to, stage by stage and op by op."""
-        chosen = [rule for _, _, rule in self.best_templates()][:_NUM_SHAPED]
-        best = None if self.best is None else self.value
+        chosen = self.best_of(Template)[:_NUM_SHAPED]
         change = Reshaping(self.problem)
-        for seed, template in enumerate(chosen):
+        for seed, (_, template, best) in enumerate(chosen):
             shape = Shape.of(template.preferences(self.problem, self.bound, best), self.problem)
             self._climb(shape, change, effort.shaped // len(chosen), seed)
-        if self.problem.placement.num_stages > 2 * self.problem.placement.num_ranks:
-            shapes = [(v, n, rule) for v, n, rule in self.scored if isinstance(rule, Shape)]
-            _, _, best_shape = _distinct(shapes)[0]
-            self._climb(best_shape, change, effort.justified, 0, self._justified)
+        if self.is_deep:
+            self._climb(self.best_of(Shape)[0].rule, change, justified, 0, self._justified)
         if not self.is_done and self.best is not None:
             self._justified(self.best, _MANY_ROUNDS, _MANY_PATIENCES)
         if self.problem.num_ops <= _LARGEST_ANNEALED:
@@ -402,6 +426,7 @@ class _Size:
         largest, mean_load = float(self.problem.loads.max()), float(self.problem.loads.mean())
 
         def value_of(rule: R, worst: float) -> float:
+            best = self.value if self.best is not None else None
             worst -= _MEAN_SHARE * mean_load
             if improve is not None:
                 worst = largest + _WORTH * (worst - largest)
@@ -410,7 +435,7 @@ class _Size:
                 return np.inf
             if improve is not None:
                 found = improve(found)
-            self.scored.append((self.keep(found), len(self.scored), rule))
+            self.tries.append(_Try(self.keep(found), rule, best))
             return found.value + _MEAN_SHARE * float(found.times_of_ranks.mean())
 
         passes = 1 if improve is None else 1 + _PASSES_OF_FEW
@@ -444,9 +469,9 @@ class _Size:
                 )
 
 
-def _distinct(scored: list[tuple[float, int, R]]) -> list[tuple[float, int, R]]:
-    """Give the best few rules, the earliest of those with equal values."""
-    of_value = {entry[0]: entry for entry in reversed(scored)}
+def _distinct(tries: list[_Try[R]]) -> list[_Try[R]]:
+    """Give the best few tries, the earliest of those with equal values."""
+    of_value = {each.value: each for each in reversed(tries)}
     return [of_value[value] for value in sorted(of_value)[:_CHOSEN_RULES]]
 
 

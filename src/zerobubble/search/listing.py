@@ -86,7 +86,8 @@ def list_ops(
     """Arrange the ops as the preferences lead to, within the memory limits.
 
     Every rank can hold one microbatch through all its stages; that is for the caller to check.
-    None is given only if the objective would be larger than ``worst``; it need not be noticed.
+    None is given as soon as a rank has waited so long that the objective is larger than ``worst``;
+    the order might then have been pulled forward by what was waited for in vain, which is little.
     """
     state = _fresh(problem, worst)
     work = USUAL_NUMBER_OF_RUNS * problem.num_ops
