@@ -14,7 +14,7 @@ from zerobubble.costs import Costs
 from zerobubble.errors import ScheduleError, UsageError
 from zerobubble.ir import Placement, linear, wave
 from zerobubble.schedules import REGISTRY
-from zerobubble.search import search
+from zerobubble.search import lower_bound, search
 from zerobubble.search.auto import AUTO
 from zerobubble.search.limits import smallest_memory
 from zerobubble.simulate import simulate
@@ -68,6 +68,17 @@ def test_never_above_a_registered_schedule_that_fits_nor_below_the_bound(data):
             continue
         if known.placement == placement and not violations(known, costs, limits):
             assert found.value <= getattr(simulate(known, costs), objective) * (1 + 1e-9)
+
+
+@pytest.mark.timeout(600)
+def test_four_stages_a_rank_beat_the_best_possible_v_below_the_memory_of_1f1b():
+    """Where a model can be cut so finely, down-up-down-up is faster than V can be."""
+    row = next(row for row in ROWS if row["model"] == "6.2B")
+    p, m = row["p"], row["m"]
+    found = search(per_rank(row, wave(p, 4)), p, m, 5, "wave:4")
+    verify(found.schedule, found.timeline.costs, 5)
+    best_v = lower_bound(per_rank(row, wave(p, 2)), wave(p, 2), m, 5, "span").value
+    assert found.timeline.span < best_v
 
 
 def test_the_same_search_gives_the_same_schedule():

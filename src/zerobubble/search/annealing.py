@@ -18,6 +18,7 @@ from zerobubble.search.arrangement import (
     USUAL_NUMBER_OF_RUNS,
     Arrangement,
     Run,
+    arrange,
     fresh_run,
     obeys,
     run_all,
@@ -76,9 +77,9 @@ def annealed(
         walk_on(instance_of(problem), walk, run, draws, heat, by_makespan, bound, work=work)
         if walk.values[2] <= bound:
             break
-    instance = instance_of(problem)
-    _, span, makespan = run_all(instance, walk.best, run, work=USUAL_NUMBER_OF_RUNS)
-    return Arrangement(problem, walk.best, run.start, span, makespan)
+    best = arrange(problem, walk.best)
+    assert best is not None, "only orders that could run have been kept"
+    return best
 
 
 def shortest_op(problem: Problem) -> float:

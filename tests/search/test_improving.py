@@ -1,0 +1,91 @@
+"""Do justification and annealing keep to the rules, and improve what can be improved?"""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.search.test_listing import preferences_for, problems
+from zerobubble.costs import Costs
+from zerobubble.ir import BW, B, F, Schedule, W, linear, wave
+from zerobubble.search.annealing import annealed
+from zerobubble.search.arrangement import arrange, split_codes
+from zerobubble.search.justify import justified
+from zerobubble.search.listing import list_ops
+from zerobubble.search.portfolio import FixedRule
+from zerobubble.search.problem import Problem
+from zerobubble.search.reversing import list_ops_backwards
+from zerobubble.verify import verify
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_whatever_is_justified_is_whole_and_within_the_limits(data):
+    problem = data.draw(problems())
+    start = list_ops(problem, data.draw(preferences_for(problem)))
+    for found in justified(start, 2, (0.0, 1.0), bound=0):
+        verify(found.timeline().schedule, problem.costs, problem.limits)
+
+
+@settings(max_examples=100)
+@given(st.data(), st.integers(0, 2**31))
+def test_annealing_is_never_worse_and_stays_within_the_limits(data, seed):
+    problem = data.draw(problems())
+    start = list_ops(problem, data.draw(preferences_for(problem)))
+    found = annealed(start, 50, seed, temperature=0.3, bound=0)
+    assert found.value <= start.value + 1e-9
+    verify(found.timeline().schedule, problem.costs, problem.limits)
+
+
+def gpipe_like():
+    """Give a needlessly long order: all F, then all B, then all W."""
+    problem = Problem(Costs.uniform(3), linear(3), 6)
+    orders = [[op(s, i) for op in (F, B, W) for i in range(6)] for s in range(3)]
+    return arrange(problem, Schedule.from_ops("", linear(3), 6, orders).flat()[0])
+
+
+def test_annealing_finds_the_order_without_a_bubble():
+    """With F = B = W and memory for all microbatches ZB-H2 has none: 3 * 6."""
+    start = gpipe_like()
+    assert start.span == 22
+    assert annealed(start, 20_000, 0, temperature=0.3, bound=18).span == 18
+
+
+def test_annealing_stops_at_the_bound():
+    start = gpipe_like()
+    assert annealed(start, 20_000, 0, temperature=0.3, bound=21).span <= 21
+
+
+def test_justification_closes_the_gaps_of_a_late_order():
+    """W right after B holds up the second microbatch of 1F1B: it can go before."""
+    orders = [
+        [F(0, 0), F(0, 1), BW(0, 0), BW(0, 1)],
+        [F(1, 0), BW(1, 0), F(1, 1), BW(1, 1)],
+    ]
+    problem = Problem(Costs.uniform(2), linear(2), 2)
+    start = arrange(problem, split_codes(Schedule.from_ops("", linear(2), 2, orders)))
+    best = min(found.makespan for found in justified(start, 3, (0.0, 1.0), bound=0))
+    assert (start.makespan, best) == (8, 7)
+
+
+def test_backwards_every_op_is_as_late_as_can_be():
+    problem = Problem(Costs.uniform(2), linear(2), 1)
+    codes, reversed_start = list_ops_backwards(problem, np.zeros(6), np.zeros(2), 0.0)
+    assert codes.tolist() == [0, 2, 4, 1, 3, 5]
+    # Both W end at the end, B of stage 0 just before its W, and so on back to F of stage 0.
+    assert reversed_start.tolist() == [4, 3, 1, 2, 0, 0]
+
+
+@pytest.mark.parametrize("way", ["justified", "annealed"])
+def test_compiled_and_plain_python_give_the_same_orders(way, monkeypatch):
+    costs = Costs.of_ranks(wave(3, 4), 1.0, 1.1, 0.7, 0.1, 0.4)
+    problem = Problem(costs, wave(3, 4), 6, 4.0)
+    orders = []
+    for least in (0, np.inf):
+        monkeypatch.setattr("zerobubble.jit.SMALLEST_COMPILED_WORK", least)
+        start = list_ops(problem, FixedRule("earliest", "none").preferences(problem, 0.0, None))
+        if way == "annealed":
+            orders.append(annealed(start, 300, 0, 0.3, 0).codes)
+        else:
+            orders.append(list(justified(start, 2, (0.0, 1.0), 0))[-1].codes)
+    np.testing.assert_array_equal(*orders)
