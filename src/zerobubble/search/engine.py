@@ -66,7 +66,7 @@ class Effort:
 
 EFFORTS = {
     "quick": Effort(120_000, 0, 0, 0, 0, 0),
-    "default": Effort(800_000, 12_000_000, 6, 8_000_000, 12_000_000, 400_000_000),
+    "default": Effort(800_000, 9_000_000, 5, 6_000_000, 20_000_000, 300_000_000),
     "thorough": Effort(3_000_000, 100_000_000, 20, 50_000_000, 150_000_000, 2_000_000_000),
 }
 _LEAST_TRIES = 3
@@ -401,13 +401,18 @@ class _Size:
 
     def polish(self, effort: Effort, justified: int) -> None:
         """Improve what the best templates lead to, stage by stage and op by op."""
-        chosen = self.best_of(Template)[:_NUM_SHAPED]
         change = Reshaping(self.problem)
+        shapes: list[_Try[Shape]] = []
+        chosen = self.best_of(Template)[:_NUM_SHAPED]
         for seed, (_, template, best) in enumerate(chosen):
             shape = Shape.of(template.preferences(self.problem, self.bound, best), self.problem)
-            self._climb(shape, change, effort.shaped // len(chosen), seed)
+            shapes += self._climb(shape, change, effort.shaped // len(chosen), seed)
         if self.is_deep:
-            self._climb(self.best_of(Shape)[0].rule, change, justified, 0, self._justified)
+            for seed, (_, shape, _) in enumerate(shapes[:]):
+                share = justified // 2 // len(shapes)
+                shapes += self._climb(shape, change, share, seed, self._justified)
+            best_shape = min(shapes, key=lambda each: each.value).rule
+            self._climb(best_shape, change, justified // 2, len(chosen), self._justified)
         if not self.is_done and self.best is not None:
             self._justified(self.best, _MANY_ROUNDS, _MANY_PATIENCES)
         if self.problem.num_ops <= _LARGEST_ANNEALED:
@@ -421,8 +426,8 @@ class _Size:
         num_ops: int,
         seed: int,
         improve: Callable[[Arrangement], Arrangement] | None = None,
-    ) -> None:
-        """Climb over rules until so many ops have been placed."""
+    ) -> list[_Try[R]]:
+        """Climb over rules until so many ops have been placed; give the best of them, if any."""
         largest, mean_load = float(self.problem.loads.max()), float(self.problem.loads.mean())
 
         def value_of(rule: R, worst: float) -> float:
@@ -435,16 +440,20 @@ class _Size:
                 return np.inf
             if improve is not None:
                 found = improve(found)
-            self.tries.append(_Try(self.keep(found), rule, best))
+            tries.append(_Try(self.keep(found), rule, best))
             return found.value + _MEAN_SHARE * float(found.times_of_ranks.mean())
 
+        tries: list[_Try[R]] = []
         passes = 1 if improve is None else 1 + _PASSES_OF_FEW
         num_tries = num_ops // (passes * self.problem.num_ops + _OPS_OF_A_TRY)
         num_tries = min(num_tries, _TRIES_AN_OP * self.problem.num_ops)
         load = largest + _MEAN_SHARE * mean_load
         for _ in climb(start, change, value_of, load, num_tries, seed):
             if self.is_done:
-                return
+                break
+        best_few = _distinct(tries)
+        self.tries += [_Try[Rule](*each) for each in best_few]
+        return best_few[:1]
 
     def _justified(
         self,
