@@ -8,7 +8,7 @@ from zerobubble.errors import ScheduleError
 from zerobubble.ir import Placement
 from zerobubble.schedules import REGISTRY
 
-NAMES = [*REGISTRY, "interleaved:v=3"]
+NAMES = [*REGISTRY, "interleaved:v=3", "wave:waves=1"]
 PLACEMENTS = {
     1: {"three-stages": (0, 0, 0)},
     2: {"v": (0, 1, 1, 0), "three-stages": (0, 1, 0), "crowded": (1, 0, 0, 0, 1)},

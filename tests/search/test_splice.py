@@ -16,9 +16,9 @@ from zerobubble.schedules.zb_h1 import delayed_weights
 from zerobubble.search.limits import smallest_memory
 from zerobubble.search.listing import Preferences, keys_of, list_ops
 from zerobubble.search.problem import Problem
-from zerobubble.search.splice import is_complete, splice
+from zerobubble.search.splice import splice
 from zerobubble.simulate import simulate
-from zerobubble.verify import verify
+from zerobubble.verify import verify, violations
 
 
 def idle(timeline):
@@ -153,22 +153,12 @@ def peaks(schedule, costs):
 @given(listed(), st.integers(1, 20))
 def test_every_rank_runs_each_op_once_and_needs_no_more_memory(found, num_added):
     problem, schedule = found
-    assert is_complete(schedule)
     spliced = splice(schedule, schedule.num_microbatches + num_added)
     if spliced is None:
         return
     assert spliced.num_microbatches == schedule.num_microbatches + num_added
-    assert is_complete(spliced)
+    for order in spliced.orders:
+        assert len(np.unique(order)) == len(order)
+    rules = {violation.rule for violation in violations(spliced, problem.costs, np.inf)}
+    assert rules <= {"no-cycle"}  # what a rank does alone is right
     assert peaks(spliced, problem.costs) == pytest.approx(peaks(schedule, problem.costs), abs=1e-9)
-
-
-def test_what_is_not_complete_is_told():
-    schedule = one_f_one_b(2, 4)
-    swapped, twice, missing, moved, more = (lists_of_ops(schedule) for _ in range(5))
-    swapped[0][:2] = swapped[0][1::-1]
-    twice[0][1] = twice[0][0]
-    del missing[1][-1]
-    moved[0].append(moved[1].pop())
-    more[0].append(BW(0, 0))
-    for orders in (swapped, twice, missing, moved, more):
-        assert not is_complete(with_orders(schedule, orders))

@@ -57,19 +57,6 @@ def splice(schedule: Schedule, num_microbatches: int) -> Schedule | None:
     return None
 
 
-def is_complete(schedule: Schedule) -> bool:
-    """Say whether every rank runs each F, B and W of its stages once, microbatches in order.
-
-    It is what the rules demand of each rank alone, but for B after F and W after B; it looks at
-    one rank at a time and so needs little memory.
-    """
-    rows_of_kinds = np.tile(np.asarray(schedule.placement.stage_to_rank), 3)
-    return all(
-        _is_complete(order, np.flatnonzero(rows_of_kinds == rank), schedule.num_microbatches)
-        for rank, order in enumerate(schedule.orders)
-    )
-
-
 def _is_split(schedule: Schedule) -> bool:
     first_fused = Kind.BW * schedule.num_stages * schedule.num_microbatches
     return all(order.max(initial=0) < first_fused for order in schedule.orders)
@@ -116,13 +103,3 @@ def _extended(schedule: Schedule, order: Codes, cut: int, period: int, num_copie
     np.add(codes[cut : cut + num_ops], shifts[:, None], out=copies)
     np.add(codes[cut:], num_added, out=longer[cut + num_copies * num_ops :])
     return longer
-
-
-def _is_complete(order: Codes, rows: Codes, num_microbatches: int) -> bool:
-    """Say whether an order holds every microbatch of each of the rows once, and in order."""
-    if len(order) != len(rows) * num_microbatches:
-        return False
-    of_ops, microbatches = order // num_microbatches, np.arange(num_microbatches)
-    return all(
-        np.array_equal(order[of_ops == row], row * num_microbatches + microbatches) for row in rows
-    )
