@@ -144,6 +144,10 @@ def wave(num_ranks: int, v: int) -> Placement:
     return Placement(tuple(r for turn in range(v) for r in (up if turn % 2 else down)))
 
 
+# A placement by name with more stages than this is taken for a slip of the pen.
+_MOST_STAGES = 2**20
+
+
 def placement_named(name: str, num_ranks: int) -> Placement:
     """Find the placement that a name stands for: what ``str`` gives, for so many ranks.
 
@@ -157,7 +161,7 @@ def placement_named(name: str, num_ranks: int) -> Placement:
     shapes = {"looped": looped, "wave": wave}
     if name in ("linear", "v"):
         return linear(num_ranks) if name == "linear" else v_shape(num_ranks)
-    if kind in shapes and count.isdecimal() and int(count) > 0:
+    if kind in shapes and count.isdecimal() and 0 < int(count) * num_ranks <= _MOST_STAGES:
         return shapes[kind](num_ranks, int(count))
     if all(rank.isdecimal() for rank in name.split(",")):
         placement = Placement(tuple(map(int, name.split(","))))

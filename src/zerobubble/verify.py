@@ -244,7 +244,10 @@ def limits_of_ranks(memory: ArrayLike, num_ranks: int) -> Floats:
     Raises:
         UsageError: a limit is negative or nan, or there are too few or too many.
     """
-    limits: Floats = np.asarray(memory, dtype=np.float64)
+    try:
+        limits: Floats = np.asarray(memory, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise UsageError(f"memory must be a number, or one for each rank: {memory!r}") from None
     if not (limits >= 0).all():
         raise UsageError(f"memory limits must not be negative or nan: {limits}")
     if limits.ndim == 0:

@@ -113,7 +113,7 @@ def test_costs_of_stages_choose_the_placements(zerobubble, written):
         ((*SIZE, "--effort", "heroic"), "invalid choice 'heroic' for argument '--effort'."),
         ((*SIZE, "--objective", "fun"), "invalid choice 'fun' for argument '--objective'."),
         ((*SIZE, "--costs", "none.json"), "cannot read none.json: No such file or directory"),
-        (("-p", 10**6, "-m", 10**6), "breadth-first: 2000000000000 ops a kind are too many"),
+        (("-p", 10**6, "-m", 10**6), "1000000 ranks are too many for a search: at most 4096"),
     ],
 )
 def test_wrong_words_are_told_in_one_line(refused, words, line):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.strategies import costs_for, placements
 from zerobubble.costs import Costs
 from zerobubble.errors import ScheduleError, UsageError
-from zerobubble.ir import Placement, linear, wave
+from zerobubble.ir import Placement, linear, looped, wave
 from zerobubble.schedules import REGISTRY
 from zerobubble.search import lower_bound, search
 from zerobubble.search.auto import AUTO
@@ -112,6 +112,13 @@ def test_climbing_is_never_worse_than_not_climbing():
             "rank 0: no schedule fits into memory 1.5: when F0 of stage 3 runs, the rank holds one "
             "activation of stages 0, 3, together 2: allow at least 2 on rank 0",
         ),
+        ({"memory": "a"}, "memory must be a number, or one for each rank: 'a'"),
+        ({"num_ranks": "4"}, "ranks must be a whole number, not '4'"),
+        ({"num_ranks": 5000}, "5000 ranks are too many for a search: at most 4096"),
+        ({"num_microbatches": 2.5}, "microbatches must be a whole number, not 2.5"),
+        ({"num_microbatches": 10**30}, "4" + 30 * "0" + " ops a kind are too many"),
+        ({"placement": 5}, "placement must be a name or the rank of each stage, not 5"),
+        ({"costs": None}, "costs must be Costs, or a function that gives them, not None"),
         ({"num_microbatches": 0}, "microbatches must be at least 1, not 0"),
         ({"num_microbatches": -1}, "microbatches must be at least 1, not -1"),
         ({"num_ranks": 0}, "ranks must be at least 1, not 0"),
@@ -129,6 +136,34 @@ def test_what_cannot_be_searched_is_refused_in_one_line(changes, message):
     with pytest.raises(UsageError) as refusal:
         search(**asked)
     assert str(refusal.value).startswith(message)
+
+
+@pytest.mark.parametrize("unit", [1e-12, 1e12])
+def test_the_unit_of_time_does_not_matter(unit):
+    """Neither for the schedule nor for the certificate."""
+    placement = wave(2, 4)
+    draws = np.random.default_rng(3).uniform(1, 3, (4, 8))
+    costs, scaled = (
+        Costs(*(draws * factor), np.ones(8), np.full(8, 0.5)) for factor in (1.0, unit)
+    )
+    found = [search(each, 2, 5, 5.0, placement, effort="default") for each in (costs, scaled)]
+    assert found[0].schedule == found[1].schedule
+    assert found[1].value == pytest.approx(unit * found[0].value, rel=1e-9)
+    assert found[1].bound == pytest.approx(unit * found[0].bound, rel=1e-9)
+
+
+def test_the_smallest_limit_of_any_rank_and_placement_is_named():
+    ones = np.ones(8)
+    activation = np.array([9.0, 1, 1, 1, 1, 1, 1, 9])
+    costs = Costs(ones, ones, ones, 0 * ones, activation, 0 * ones)
+    with pytest.raises(UsageError, match=r"looped:2: .* allow at least 10 on rank 0"):
+        search(costs, 4, 8, 5)
+    assert search(costs, 4, 8, 10, effort="quick").schedule.placement == looped(4, 2)
+
+
+def test_a_placement_may_be_a_list():
+    found = search(Costs.uniform(3), 2, 3, placement=[0, 1, 1], effort="quick")
+    assert found.schedule.placement == Placement((0, 1, 1))
 
 
 @pytest.mark.filterwarnings("error")

@@ -1,15 +1,19 @@
 """Does list scheduling stay within every limit, and end, whatever the preferences?"""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.strategies import costs_for, placements
 from zerobubble.costs import Costs
 from zerobubble.ir import linear
+from zerobubble.search.arrangement import arrange
 from zerobubble.search.limits import smallest_memory
 from zerobubble.search.listing import Preferences, keys_of, list_ops, place_all
+from zerobubble.search.portfolio import FixedRule
 from zerobubble.search.problem import Problem
+from zerobubble.search.reversing import list_ops_backwards
 from zerobubble.verify import verify
 
 
@@ -68,3 +72,20 @@ def test_compiled_and_plain_python_give_the_same_schedules(monkeypatch):
             np.testing.assert_array_equal(found.codes, usual.codes)
             assert (found.span, found.makespan) == (usual.span, usual.makespan)
     assert callable(place_all.compiled)
+
+
+@pytest.mark.parametrize("least", [0, np.inf], ids=["compiled", "Python"])
+@pytest.mark.parametrize("list_it", ["forwards", "backwards"])
+def test_a_rank_that_is_looked_at_very_often_does_not_fill_the_heap(list_it, least, monkeypatch):
+    """Its neighbours' ops take almost no time, so that inputs come long before they can run."""
+    monkeypatch.setattr("zerobubble.jit.SMALLEST_COMPILED_WORK", least)
+    times = np.array([0.001, 1.0, 1.0])
+    costs = Costs(times, times, times, np.zeros(3), np.array([0.0, 1.0, 1.0]), np.zeros(3))
+    problem = Problem(costs, linear(3), 1500, 1.0)
+    rule = FixedRule("earliest", "none").preferences(problem, 0.0, None)
+    found = list_ops(problem, rule)
+    if list_it == "backwards":
+        placed = list_ops_backwards(problem, -found.end, np.zeros(3), 0.5)
+        assert placed is not None
+        found = arrange(problem, placed[0])
+    verify(found.timeline().schedule, costs, 1.0)

@@ -82,7 +82,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _certificate(found: SearchResult) -> str:
     load = max(found.timeline.work_per_rank)
-    bubble = 1 - load / found.bound if found.bound > 0 else 0.0
+    bubble = max(0.0, 1 - load / found.bound) if found.bound > 0 else 0.0
     proof = "proved optimal" if found.is_proved_optimal else f"at most {found.gap:.2%} from optimal"
     return (
         f"{proof} for this placement: no {found.objective} below {found.bound:.6g}, bubble "

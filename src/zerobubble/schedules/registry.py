@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -48,6 +48,10 @@ class Recipe:
         """First line of the schedule's docstring."""
         return (inspect.getdoc(self.order) or "").partition("\n")[0]
 
+    @property
+    def _sizing(self) -> set[str]:
+        return {"ranks", "microbatches", *inspect.signature(self.placement).parameters}
+
     def place(self, num_ranks: int, **parameters: int) -> Placement:
         """Build the placement; parameters that are not given take their defaults.
 
@@ -58,7 +62,7 @@ class Recipe:
             takes = ", ".join(self.parameters) or "none"
             raise UsageError(f"{self.name} has no parameter {unknown[0]!r}; it takes {takes}")
         given = self.parameters | parameters
-        _check_counts(self.name, {"ranks": num_ranks, **given})
+        _check_counts(self.name, {"ranks": num_ranks, **given}, self._sizing)
         return self.placement(num_ranks, **_accepted(self.placement, given))
 
     def build(
@@ -71,7 +75,7 @@ class Recipe:
             ScheduleError: the schedule is not defined for these numbers.
         """
         counts = {"ranks": num_ranks, "microbatches": num_microbatches}
-        _check_counts(self.name, counts | self.parameters | parameters)
+        _check_counts(self.name, counts | self.parameters | parameters, self._sizing)
         placement = self.place(num_ranks, **parameters)
         given: dict[str, Any] = self.parameters | parameters
         if costs is not None:
@@ -164,10 +168,11 @@ def _accepted(function: Callable[..., Any], given: dict[str, Any]) -> dict[str, 
     return {key: value for key, value in given.items() if key in keywords}
 
 
-def _check_counts(name: str, counts: Mapping[str, int | None]) -> None:
+def _check_counts(name: str, counts: Mapping[str, int | None], sizing: Collection[str]) -> None:
+    """Refuse counts below 1, and too large a product of those that decide the number of ops."""
     for what, count in counts.items():
         if count is not None and count < 1:
             raise UsageError(f"{name}: {what} must be at least 1, not {count}")
-    size = math.prod(count for count in counts.values() if count is not None)
+    size = math.prod(count for what, count in counts.items() if count and what in sizing)
     if size > LARGEST_SIZE:
         raise UsageError(f"{name}: {size} ops a kind are too many: at most {LARGEST_SIZE}")

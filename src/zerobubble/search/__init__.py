@@ -3,6 +3,7 @@
 What does the work is loaded with the first search, so that importing the package stays quick.
 """
 
+from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -36,24 +37,26 @@ def search(
     costs: CostsOrFunction,
     num_ranks: int,
     num_microbatches: int,
-    memory: ArrayLike = np.inf,
-    placement: Placement | str | None = None,
+    memory: ArrayLike | None = None,
+    placement: Placement | str | Sequence[int] | None = None,
     objective: "Objective" = "span",
     effort: str = "default",
 ) -> "SearchResult":
     """Find the best schedule for measured costs within a memory limit, with a certificate.
 
     Every registered schedule that fits is a candidate, so the result is never worse than one of
-    them. The same input and effort give the same schedule on any machine.
+    them. The same input and effort give the same schedule, with numba and without.
 
     Args:
         costs: of every stage; their number over ``num_ranks`` is the number of stages a rank. Or
             a function that gives the costs for a placement, such as ``Costs.of_ranks``.
         num_ranks: p.
         num_microbatches: m.
-        memory: limit for every rank, or one for each, in the unit of ``costs.activation``.
-        placement: ``linear``, ``v``, ``looped:2``, ``wave:4`` or any ``Placement``; by default
-            the regular ones of so many stages are tried, or, with a function, all of these.
+        memory: limit for every rank, or one for each, in the unit of ``costs.activation``; by
+            default there is none.
+        placement: ``linear``, ``v``, ``looped:2``, ``wave:4``, any ``Placement`` or a list with
+            the rank of each stage; by default the regular ones of so many stages are tried, or,
+            with a function, all of these.
         objective: ``span`` where steps follow each other without a barrier, else ``makespan``.
         effort: ``quick``, ``default`` or ``thorough``.
 
@@ -69,7 +72,8 @@ def search(
     from zerobubble.search.engine import search_all
 
     table = costs_of_placements(costs, num_ranks, placement)
-    return search_all(table, num_microbatches, memory, objective, effort)
+    limits = np.inf if memory is None else memory
+    return search_all(table, num_microbatches, limits, objective, effort)
 
 
 def __getattr__(name: str) -> Any:

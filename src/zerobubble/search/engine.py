@@ -9,8 +9,7 @@ found is compared with a lower bound, and the search ends when it is reached.
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from itertools import chain, islice, product
 from typing import Generic, NamedTuple, TypeVar
 
@@ -20,14 +19,15 @@ from numpy.typing import ArrayLike
 from zerobubble.costs import Costs
 from zerobubble.errors import ScheduleError, UsageError
 from zerobubble.ir import Placement, Schedule, v_shape
-from zerobubble.schedules import REGISTRY, Recipe
 from zerobubble.schedules.v_rounds import v_rounds
 from zerobubble.search.annealing import annealed
 from zerobubble.search.arrangement import Arrangement, arrange, arrange_within_limits, split_codes
-from zerobubble.search.auto import AUTO
 from zerobubble.search.bounds import Bound, lower_bound
 from zerobubble.search.climb import Mutation, climb
+from zerobubble.search.effort import Effort, effort_named
 from zerobubble.search.justify import justified
+from zerobubble.search.known import Known, known_schedules
+from zerobubble.search.limits import smallest_memory
 from zerobubble.search.listing import list_ops
 from zerobubble.search.portfolio import FixedRule, Rule, budgeted
 from zerobubble.search.problem import Objective, Problem
@@ -40,35 +40,8 @@ from zerobubble.simulate import Timeline
 
 _PROVED = 1e-7
 R = TypeVar("R", bound=Rule)
-Known = Callable[[Problem], Schedule]
 
 
-@dataclass(frozen=True)
-class Effort:
-    """How much is tried, in ops placed, so that a larger problem gets fewer tries.
-
-    Attributes:
-        seeded: by the rules to start from, at each size.
-        climbed: by climbing over templates at each size.
-        num_climbs: how many climbs share them at the smallest size; half as many at each larger.
-        shaped: by climbing over what the best templates lead to, stage by stage.
-        justified: likewise with justification, where a rank has three or more stages.
-        annealed: by annealing, for problems that are small enough for it.
-    """
-
-    seeded: int
-    climbed: int
-    num_climbs: int
-    shaped: int
-    justified: int
-    annealed: int
-
-
-EFFORTS = {
-    "quick": Effort(120_000, 0, 0, 0, 0, 0),
-    "default": Effort(800_000, 9_000_000, 5, 6_000_000, 20_000_000, 300_000_000),
-    "thorough": Effort(3_000_000, 100_000_000, 20, 50_000_000, 150_000_000, 2_000_000_000),
-}
 _LEAST_TRIES = 3
 # What is done for a try besides placing ops takes as long as placing so many.
 _OPS_OF_A_TRY = 1_500
@@ -154,18 +127,17 @@ def search_all(
     Raises:
         UsageError: the numbers do not fit each other, or no schedule exists within the limits.
     """
-    if effort not in EFFORTS:
-        raise UsageError(f"effort must be one of {', '.join(EFFORTS)}, not {effort!r}")
-    begin = time.perf_counter()
-    searches, errors = [], []
+    tries, begin = effort_named(effort), time.perf_counter()
+    unit = _time_unit(table.values())
+    searches, errors = [], {}
     for place, costs in table.items():
         try:
-            problem = Problem(costs, place, num_microbatches, memory, objective)
-            searches.append(_Search(problem, EFFORTS[effort]))
+            problem = Problem(_scaled(costs, 1 / unit), place, num_microbatches, memory, objective)
+            searches.append(_Search(problem, tries))
         except UsageError as error:
-            errors.append(error)
+            errors[place] = error
     if not searches:
-        raise errors[0]
+        raise _easiest_to_mend(errors, table)
     best = np.inf
     for part in (_Search.begin, _Search.go_on):
         for search in sorted(searches, key=lambda search: search.real.bound):
@@ -174,15 +146,47 @@ def search_all(
             best = min(best, search.real.value)
     found = min((search.real for search in searches), key=lambda size: size.value)
     assert found.best is not None, "list scheduling always finds a schedule"
-    timeline = found.best.timeline()
+    scaled, costs = found.best.timeline(), table[found.problem.placement]
+    start, end = ([unit * column for column in columns] for columns in (scaled.start, scaled.end))
+    timeline = Timeline(scaled.schedule, costs, tuple(start), tuple(end))
     return SearchResult(
         timeline.schedule,
         timeline,
         objective,
-        found.certificate,
+        replace(found.certificate, value=unit * found.bound),
         time.perf_counter() - begin,
         sum(search.num_tried for search in searches),
     )
+
+
+def _time_unit(table: Iterable[Costs]) -> float:
+    """Give a power of two near the longest time, by which times are divided without rounding.
+
+    What counts as equal in a search is absolute; the unit of the costs must not matter.
+    """
+    longest = max(max(costs.durations().max(), costs.transfer.max()) for costs in table)
+    return float(2.0 ** np.round(np.log2(longest))) if longest > 0 else 1.0
+
+
+def _scaled(costs: Costs, factor: float) -> Costs:
+    return Costs(
+        costs.forward * factor,
+        costs.backward_input * factor,
+        costs.backward_weight * factor,
+        costs.transfer * factor,
+        costs.activation,
+        costs.activation_kept,
+    )
+
+
+def _easiest_to_mend(
+    errors: Mapping[Placement, UsageError], table: Mapping[Placement, Costs]
+) -> UsageError:
+    """Choose the error of the placement that needs least memory, and name it if several failed."""
+    if len(errors) == 1:
+        return next(iter(errors.values()))
+    place = min(errors, key=lambda place: smallest_memory(table[place], place).max())
+    return UsageError(f"placement {place}: {errors[place]}")
 
 
 class _Search:
@@ -205,7 +209,7 @@ class _Search:
     def begin(self) -> None:
         """Try what is known and what is quick to try."""
         rules: list[Rule] = []
-        known = _registered(self.real.problem.placement)
+        known = list(known_schedules(self.real.problem.placement).values())
         for size in self.sizes:
             if self._splice_into(size):
                 continue
@@ -311,7 +315,11 @@ class _Size:
         scored = []
         for build in known if self.problem.num_ops <= _LARGEST_BUILT else ():
             with suppress(ScheduleError):  # it is not defined for these numbers
-                schedule = build(self.problem)
+                ranks, microbatches = (
+                    self.problem.placement.num_ranks,
+                    self.problem.num_microbatches,
+                )
+                schedule = build(ranks, microbatches, self.problem.costs)
                 found = arrange_within_limits(self.problem, split_codes(schedule), schedule.name)
                 if found is not None:
                     scored.append((self.keep(found), build))
@@ -482,22 +490,3 @@ def _distinct(tries: list[_Try[R]]) -> list[_Try[R]]:
     """Give the best few tries, the earliest of those with equal values."""
     of_value = {each.value: each for each in reversed(tries)}
     return [of_value[value] for value in sorted(of_value)[:_CHOSEN_RULES]]
-
-
-def _registered(placement: Placement) -> list[Known]:
-    """List what builds the registered schedules that have a placement, for a problem with it."""
-    found: list[Known] = []
-    num_ranks, per_rank = placement.num_ranks, len(placement.stages_of(0))
-    for recipe in (recipe for name, recipe in REGISTRY.items() if name != AUTO):
-        for parameters in ({}, {"v": per_rank}, {"waves": max(1, per_rank // 2)}):
-            if not parameters.keys() <= recipe.parameters.keys():
-                continue
-            if recipe.place(num_ranks, **parameters) == placement:
-                found.append(partial(_build, recipe, parameters))
-                break
-    return found
-
-
-def _build(recipe: Recipe, parameters: dict[str, int], problem: Problem) -> Schedule:
-    ranks, microbatches = problem.placement.num_ranks, problem.num_microbatches
-    return recipe.build(ranks, microbatches, problem.costs, **parameters)

@@ -35,7 +35,8 @@ def memory_limits(memory: ArrayLike, costs: Costs, placement: Placement) -> Floa
     """
     limits = limits_of_ranks(memory, placement.num_ranks)
     needed = smallest_memory(costs, placement)
-    for rank in np.flatnonzero(needed > limits * (1 + TOLERANCE)).tolist():
+    if (needed > limits * (1 + TOLERANCE)).any():
+        rank = int(np.argmax(needed - limits))
         raise UsageError(_explain_shortage(rank, limits, needed, placement))
     return limits
 

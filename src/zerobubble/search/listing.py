@@ -14,7 +14,7 @@ from zerobubble.costs import Floats
 from zerobubble.ir import Codes, Kind
 from zerobubble.jit import hot
 from zerobubble.search.arrangement import USUAL_NUMBER_OF_RUNS, Arrangement, arrange
-from zerobubble.search.heap import pop, push
+from zerobubble.search.heap import heap_size, pop, push
 from zerobubble.search.instance import Instance, instance_of
 from zerobubble.search.problem import Problem
 
@@ -102,7 +102,7 @@ def list_ops(
 
 def _fresh(problem: Problem, worst: float) -> State:
     num_stages, num_ranks = problem.placement.num_stages, problem.placement.num_ranks
-    num_pairs, heap_size = num_stages * problem.num_microbatches, 128 * num_ranks + 64
+    num_pairs, size = num_stages * problem.num_microbatches, heap_size(num_ranks)
     return State(
         end_f=np.full(num_pairs, _NEVER),
         end_b=np.full(num_pairs, _NEVER),
@@ -116,8 +116,8 @@ def _fresh(problem: Problem, worst: float) -> State:
         positions=np.zeros(num_ranks, np.int64),
         begun_backward=np.zeros(num_ranks, np.int64),
         wake=np.full(num_ranks, _NEVER),
-        heap_times=np.zeros(heap_size),
-        heap_ranks=np.zeros(heap_size, np.int64),
+        heap_times=np.zeros(size),
+        heap_ranks=np.zeros(size, np.int64),
         orders=np.zeros(problem.num_ops, np.int64),
     )
 
@@ -136,7 +136,7 @@ def place_all(problem: Instance, preferences: Preferences, state: State) -> int:
     size = 0
     for rank in range(len(state.free)):
         state.wake[rank] = 0.0
-        size = push(state.heap_times, state.heap_ranks, size, 0.0, rank)
+        size = push(state.heap_times, state.heap_ranks, state.wake, size, rank)
     num_placed = 0
     while size > 0:
         time, rank = state.heap_times[0], state.heap_ranks[0]
@@ -149,14 +149,14 @@ def place_all(problem: Instance, preferences: Preferences, state: State) -> int:
         if kind == _NONE:
             if again < state.wake[rank]:
                 state.wake[rank] = again
-                size = push(state.heap_times, state.heap_ranks, size, again, rank)
+                size = push(state.heap_times, state.heap_ranks, state.wake, size, rank)
             continue
         end = place(problem, state, rank, now, kind, stage)
         if state.idle[rank] > state.most_idle[rank]:
             return _TOO_IDLE
         num_placed += 1
         state.wake[rank] = end
-        size = push(state.heap_times, state.heap_ranks, size, end, rank)
+        size = push(state.heap_times, state.heap_ranks, state.wake, size, rank)
         reader = -1
         if kind == _F and stage + 1 < len(problem.forward):
             reader, arrival = problem.holders[stage + 1], end + problem.travel[stage]
@@ -166,7 +166,7 @@ def place_all(problem: Instance, preferences: Preferences, state: State) -> int:
             arrival = max(arrival, state.free[reader])
             if arrival < state.wake[reader]:
                 state.wake[reader] = arrival
-                size = push(state.heap_times, state.heap_ranks, size, arrival, reader)
+                size = push(state.heap_times, state.heap_ranks, state.wake, size, reader)
     return num_placed
 
 

@@ -10,9 +10,13 @@ from numpy.typing import ArrayLike
 from zerobubble.costs import Costs, Floats
 from zerobubble.errors import UsageError
 from zerobubble.ir import Placement
+from zerobubble.schedules.registry import LARGEST_SIZE
 from zerobubble.search.limits import TOLERANCE, memory_limits
 
 Objective = Literal["span", "makespan"]
+
+# Beyond these the bounds, which compare all pairs of ranks, or the orders would fill the memory.
+MOST_RANKS, MOST_STAGES = 4096, 2**16
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,8 +86,7 @@ class Problem:
 
     def __post_init__(self) -> None:
         self.costs.require_stages(self.placement.num_stages, f"placement {self.placement}")
-        if self.num_microbatches < 1:
-            raise UsageError(f"microbatches must be at least 1, not {self.num_microbatches}")
+        _require_size(self.placement, self.num_microbatches)
         if self.objective not in ("span", "makespan"):
             raise UsageError(f"objective must be span or makespan, not {self.objective!r}")
         limits = memory_limits(self.limits, self.costs, self.placement)
@@ -130,6 +133,21 @@ class Problem:
             Share(rank, self.num_microbatches, float(limits[rank]), *of_rank)
             for rank, of_rank in enumerate(of_ranks)
         )
+
+
+def _require_size(placement: Placement, num_microbatches: int) -> None:
+    if not isinstance(num_microbatches, int | np.integer):
+        raise UsageError(f"microbatches must be a whole number, not {num_microbatches!r}")
+    if num_microbatches < 1:
+        raise UsageError(f"microbatches must be at least 1, not {num_microbatches}")
+    sizes = {
+        "ranks": (placement.num_ranks, MOST_RANKS),
+        "stages": (placement.num_stages, MOST_STAGES),
+        "ops a kind": (placement.num_stages * int(num_microbatches), LARGEST_SIZE),
+    }
+    for what, (size, most) in sizes.items():
+        if size > most:
+            raise UsageError(f"{size} {what} are too many for a search: at most {most}")
 
 
 def _earliest_starts(costs: Costs, placement: Placement) -> tuple[Floats, Floats]:

@@ -13,7 +13,7 @@ from zerobubble.costs import Floats
 from zerobubble.ir import Codes, Kind
 from zerobubble.jit import hot
 from zerobubble.search.arrangement import USUAL_NUMBER_OF_RUNS
-from zerobubble.search.heap import pop, push
+from zerobubble.search.heap import heap_size, pop, push
 from zerobubble.search.instance import Instance, instance_of
 from zerobubble.search.problem import Problem
 
@@ -73,7 +73,7 @@ def list_ops_backwards(
 
 def _fresh(problem: Problem, offsets: Floats) -> Latest:
     num_stages, num_ranks = problem.placement.num_stages, problem.placement.num_ranks
-    num_pairs, heap_size = num_stages * problem.num_microbatches, 128 * num_ranks + 64
+    num_pairs, size = num_stages * problem.num_microbatches, heap_size(num_ranks)
     return Latest(
         start=np.zeros(problem.num_ops),
         end_f=np.full(num_pairs, _NEVER),
@@ -85,8 +85,8 @@ def _fresh(problem: Problem, offsets: Floats) -> Latest:
         memory=np.zeros(num_ranks),
         wake=np.full(num_ranks, _NEVER),
         positions=np.zeros(num_ranks, np.int64),
-        heap_times=np.zeros(heap_size),
-        heap_ranks=np.zeros(heap_size, np.int64),
+        heap_times=np.zeros(size),
+        heap_ranks=np.zeros(size, np.int64),
         orders=np.zeros(problem.num_ops, np.int64),
     )
 
@@ -99,7 +99,7 @@ def place_all_backwards(
     size = 0
     for rank in range(len(state.free)):
         state.wake[rank] = state.free[rank]
-        size = push(state.heap_times, state.heap_ranks, size, state.free[rank], rank)
+        size = push(state.heap_times, state.heap_ranks, state.wake, size, rank)
     num_placed = 0
     while size > 0:
         time, rank = state.heap_times[0], state.heap_ranks[0]
@@ -112,12 +112,12 @@ def place_all_backwards(
         if kind == _NONE:
             if again < state.wake[rank]:
                 state.wake[rank] = again
-                size = push(state.heap_times, state.heap_ranks, size, again, rank)
+                size = push(state.heap_times, state.heap_ranks, state.wake, size, rank)
             continue
         end = place_backwards(problem, state, rank, now, kind, stage)
         num_placed += 1
         state.wake[rank] = end
-        size = push(state.heap_times, state.heap_ranks, size, end, rank)
+        size = push(state.heap_times, state.heap_ranks, state.wake, size, rank)
         reader, arrival = -1, end
         if kind == _F and stage > 0:
             reader, arrival = problem.holders[stage - 1], end + problem.travel[stage - 1]
@@ -129,7 +129,7 @@ def place_all_backwards(
             arrival = max(arrival, state.free[reader])
             if arrival < state.wake[reader]:
                 state.wake[reader] = arrival
-                size = push(state.heap_times, state.heap_ranks, size, arrival, reader)
+                size = push(state.heap_times, state.heap_ranks, state.wake, size, reader)
     return num_placed
 
 

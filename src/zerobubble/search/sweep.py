@@ -16,6 +16,7 @@ from zerobubble.errors import ScheduleError, UsageError
 from zerobubble.ir import Placement
 from zerobubble.schedules import REGISTRY, Recipe
 from zerobubble.search.auto import AUTO
+from zerobubble.search.effort import effort_named
 from zerobubble.search.placements import CostsOrFunction, costs_of_placements
 from zerobubble.simulate import Timeline, simulate
 
@@ -158,6 +159,7 @@ def frontier(
     for what, count in {"ranks": num_ranks, "microbatches": num_microbatches}.items():
         if count < 1:
             raise UsageError(f"{what} must be at least 1, not {count}")
+    effort_named(effort)
     table = costs_of_placements(costs, num_ranks)
     limits = _limits(table, num_ranks, num_microbatches, memory)
     named, left_out = _named(table, num_ranks, num_microbatches)
@@ -226,7 +228,7 @@ def _named(
     for recipe in (found for name, found in REGISTRY.items() if name != AUTO):
         try:
             named.append(_timeline_of(recipe, table, num_ranks, num_microbatches))
-        except ScheduleError as error:
+        except (ScheduleError, UsageError) as error:
             left_out[recipe.name] = str(error)
     return named, left_out
 
@@ -237,8 +239,9 @@ def _timeline_of(
     """Build a schedule with its own number of stages a rank, else with that of the costs."""
     per_rank = max(place.num_stages for place in table) // num_ranks
     choices: list[dict[str, int]] = [{}]
-    if "v" in recipe.parameters and per_rank > 1:
-        choices.append({"v": per_rank})
+    for name, number in {"v": per_rank, "waves": per_rank // 2}.items():
+        if name in recipe.parameters and number > 0:
+            choices.append({name: number})
     for parameters in choices:
         costs = table.get(recipe.place(num_ranks, **parameters))
         if costs is not None:

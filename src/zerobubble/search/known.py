@@ -1,0 +1,39 @@
+"""Which registered schedules have a placement?"""
+
+from collections.abc import Callable
+from functools import partial
+
+from zerobubble.costs import Costs
+from zerobubble.ir import Placement, Schedule
+from zerobubble.schedules import REGISTRY, Recipe
+from zerobubble.search.auto import AUTO
+
+# Builds a schedule for so many ranks, so many microbatches and the costs of the stages.
+Known = Callable[[int, int, Costs], Schedule]
+
+
+def known_schedules(placement: Placement) -> dict[str, Known]:
+    """List, by name, what builds the registered schedules that have a placement.
+
+    They can be built for copies of it with other numbers of ranks too.
+
+    >>> from zerobubble.ir import v_shape
+    >>> "zb-v" in known_schedules(v_shape(4)), "1f1b" in known_schedules(v_shape(4))
+    (True, False)
+    """
+    found: dict[str, Known] = {}
+    per_rank = len(placement.stages_of(0))
+    for recipe in (recipe for name, recipe in REGISTRY.items() if name != AUTO):
+        for parameters in ({}, {"v": per_rank}, {"waves": max(1, per_rank // 2)}):
+            if not parameters.keys() <= recipe.parameters.keys():
+                continue
+            if recipe.place(placement.num_ranks, **parameters) == placement:
+                found[recipe.name] = partial(_build, recipe, parameters)
+                break
+    return found
+
+
+def _build(
+    recipe: Recipe, parameters: dict[str, int], num_ranks: int, num_microbatches: int, costs: Costs
+) -> Schedule:
+    return recipe.build(num_ranks, num_microbatches, costs, **parameters)
