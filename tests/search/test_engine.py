@@ -13,7 +13,7 @@ from tests.strategies import costs_for, placements
 from zerobubble.costs import Costs
 from zerobubble.errors import ScheduleError, UsageError
 from zerobubble.ir import Placement, linear, looped, wave
-from zerobubble.schedules import REGISTRY
+from zerobubble.schedules import REGISTRY, build
 from zerobubble.search import lower_bound, search
 from zerobubble.search.auto import AUTO
 from zerobubble.search.limits import smallest_memory
@@ -136,6 +136,14 @@ def test_what_cannot_be_searched_is_refused_in_one_line(changes, message):
     with pytest.raises(UsageError) as refusal:
         search(**asked)
     assert str(refusal.value).startswith(message)
+
+
+def test_quick_effort_keeps_named_schedules_that_do_not_fit_into_a_small_copy():
+    """A quarter of the memory of V-Half on 32 ranks is less than V-Half needs on 8."""
+    costs, memory = Costs.of_ranks(wave(32, 2)), 17
+    found = search(costs, 32, 64, memory, "v", effort="quick")
+    assert found.timeline.span <= simulate(build("v-half", 32, 64, costs), costs).span + 1e-9
+    assert found.is_proved_optimal
 
 
 @pytest.mark.parametrize("unit", [1e-12, 1e12])

@@ -31,7 +31,7 @@ from zerobubble.search.limits import smallest_memory
 from zerobubble.search.listing import list_ops
 from zerobubble.search.portfolio import FixedRule, Rule, budgeted
 from zerobubble.search.problem import Objective, Problem
-from zerobubble.search.scaling import ladder
+from zerobubble.search.scaling import ladder, with_limits
 from zerobubble.search.shape import Reshaping, Shape
 from zerobubble.search.splice import splice
 from zerobubble.search.starting import start_rules
@@ -218,7 +218,7 @@ class _Search:
             if is_copy:  # a rule is wanted even if a named schedule is as good
                 size.try_rules(start, self.effort.seeded)
             if not (is_copy and self.effort.climbed):
-                scored = size.try_known(known)
+                scored = size.try_known(known, has_more_room=is_copy)
                 known = [build for value, build in scored if size.is_close(value)]
             if not is_copy:
                 size.try_rules(start, self.effort.seeded)
@@ -310,20 +310,30 @@ class _Size:
             self.best = arrangement
         return arrangement.value
 
-    def try_known(self, known: Sequence[Known]) -> list[tuple[float, Known]]:
-        """Try named schedules, and V rounds; give the named ones that fit with their values."""
-        scored = []
-        for build in known if self.problem.num_ops <= _LARGEST_BUILT else ():
+    def try_known(self, known: Sequence[Known], has_more_room: bool) -> list[tuple[float, Known]]:
+        """Try named schedules, and V rounds; give the named ones that fit with their values.
+
+        Args:
+            known: what builds them.
+            has_more_room: give also those that fit with memory for one more microbatch: on a copy
+                of the problem limits are not exact.
+        """
+        problem, scored = self.problem, []
+        microbatch = smallest_memory(problem.costs, problem.placement)
+        roomy = with_limits(problem, np.asarray(problem.limits) + has_more_room * microbatch)
+        for build in known if problem.num_ops <= _LARGEST_BUILT else ():
             with suppress(ScheduleError):  # it is not defined for these numbers
-                ranks, microbatches = (
-                    self.problem.placement.num_ranks,
-                    self.problem.num_microbatches,
-                )
-                schedule = build(ranks, microbatches, self.problem.costs)
-                found = arrange_within_limits(self.problem, split_codes(schedule), schedule.name)
+                num_ranks = problem.placement.num_ranks
+                schedule = build(num_ranks, problem.num_microbatches, problem.costs)
+                codes = split_codes(schedule)
+                found = arrange_within_limits(problem, codes, schedule.name)
                 if found is not None:
-                    scored.append((self.keep(found), build))
-        if self.problem.placement == v_shape(self.problem.placement.num_ranks):
+                    self.keep(found)
+                elif has_more_room:
+                    found = arrange_within_limits(roomy, codes, schedule.name)
+                if found is not None:
+                    scored.append((found.value, build))
+        if problem.placement == v_shape(problem.placement.num_ranks):
             self._try_rounds()
         return scored
 

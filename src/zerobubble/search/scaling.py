@@ -42,6 +42,13 @@ def shorter(problem: Problem, num_microbatches: int) -> Problem:
     )
 
 
+def with_limits(problem: Problem, limits: Floats) -> Problem:
+    """Give the same problem with other memory limits."""
+    return Problem(
+        problem.costs, problem.placement, problem.num_microbatches, limits, problem.objective
+    )
+
+
 def _shape(placement: Placement) -> Callable[[int, int], Placement] | None:
     """Find out by which function a placement is made for any number of ranks."""
     per_rank, rest = divmod(placement.num_stages, placement.num_ranks)
