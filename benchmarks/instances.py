@@ -19,7 +19,7 @@ from zerobubble.search.problem import Objective, Problem
 MOST_RANKS, MOST_MICROBATCHES, MOST_STAGES_A_RANK = 6, 12, 4
 # One in so many instances goes through the whole search.
 SEARCHED = 100
-_USUAL_WAYS = ("listed", "listed", "justified", "annealed", "rounds of a V")
+_USUAL_WAYS = ("listed", "listed", "justified", "moved", "rounds of a V")
 
 Random = np.random.Generator
 

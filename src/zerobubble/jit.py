@@ -42,7 +42,9 @@ class Hot:
 
         # Nothing is allocated, so no references need be counted: that takes most of the time where
         # hot functions call each other.
-        options = {"_nrt": False} if hasattr(DefaultOptions, "_nrt") else {}
+        options = {"nogil": True}
+        if hasattr(DefaultOptions, "_nrt"):
+            options["_nrt"] = False
         plain = self._calling("compiled")
         compiled: Callable[..., Any] = numba.njit(**options)(plain)
         with suppress(RuntimeError):  # no folder for it can be written

@@ -1,4 +1,4 @@
-"""Do justification and annealing keep to the rules, and improve what can be improved?"""
+"""Do justification and tabu search keep to the rules, and improve what can be improved?"""
 
 import numpy as np
 import pytest
@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from tests.search.test_listing import preferences_for, problems
 from zerobubble.costs import Costs
 from zerobubble.ir import BW, B, F, Schedule, W, linear, wave
-from zerobubble.search.annealing import annealed
 from zerobubble.search.arrangement import arrange, split_codes
 from zerobubble.search.justify import justified
 from zerobubble.search.listing import list_ops
 from zerobubble.search.portfolio import FixedRule
 from zerobubble.search.problem import Problem
 from zerobubble.search.reversing import list_ops_backwards
+from zerobubble.search.tabu import tabu_searched
 from zerobubble.verify import verify
 
 
@@ -28,12 +28,12 @@ def test_whatever_is_justified_is_whole_and_within_the_limits(data):
 
 
 @settings(max_examples=100)
-@given(st.data(), st.integers(0, 2**31))
-def test_annealing_is_never_worse_and_stays_within_the_limits(data, seed):
+@given(st.data())
+def test_tabu_search_is_never_worse_and_stays_within_the_limits(data):
     problem = data.draw(problems())
     start = list_ops(problem, data.draw(preferences_for(problem)))
-    found = annealed(start, 50, seed, temperature=0.3, bound=0)
-    assert found.value <= start.value + 1e-9
+    [found] = tabu_searched([start], 100, bound=0)
+    assert found.value <= start.value * (1 + 1e-9)
     verify(found.timeline().schedule, problem.costs, problem.limits)
 
 
@@ -44,16 +44,24 @@ def gpipe_like():
     return arrange(problem, Schedule.from_ops("", linear(3), 6, orders).flat()[0])
 
 
-def test_annealing_finds_the_order_without_a_bubble():
+def test_tabu_search_finds_the_order_without_a_bubble():
     """With F = B = W and memory for all microbatches ZB-H2 has none: 3 * 6."""
     start = gpipe_like()
     assert start.span == 22
-    assert annealed(start, 20_000, 0, temperature=0.3, bound=18).span == 18
+    [found] = tabu_searched([start], 1_000, bound=0)
+    assert found.span == 18
 
 
-def test_annealing_stops_at_the_bound():
-    start = gpipe_like()
-    assert annealed(start, 20_000, 0, temperature=0.3, bound=21).span <= 21
+def test_tabu_search_stops_at_the_bound():
+    [found] = tabu_searched([gpipe_like()], 10**12, bound=18 * (1 + 1e-12))
+    assert found.span == 18
+
+
+def test_orders_improved_side_by_side_are_those_improved_alone():
+    starts = [gpipe_like(), gpipe_like()]
+    alone = [tabu_searched([start], 40, bound=0)[0].codes for start in starts]
+    together = [found.codes for found in tabu_searched(starts, 40, bound=0)]
+    np.testing.assert_array_equal(alone, together)
 
 
 def test_justification_closes_the_gaps_of_a_late_order():
@@ -76,7 +84,7 @@ def test_backwards_every_op_is_as_late_as_can_be():
     assert reversed_start.tolist() == [4, 3, 1, 2, 0, 0]
 
 
-@pytest.mark.parametrize("way", ["justified", "annealed"])
+@pytest.mark.parametrize("way", ["justified", "moved"])
 def test_compiled_and_plain_python_give_the_same_orders(way, monkeypatch):
     costs = Costs.of_ranks(wave(3, 4), 1.0, 1.1, 0.7, 0.1, 0.4)
     problem = Problem(costs, wave(3, 4), 6, 4.0)
@@ -84,8 +92,8 @@ def test_compiled_and_plain_python_give_the_same_orders(way, monkeypatch):
     for least in (0, np.inf):
         monkeypatch.setattr("zerobubble.jit.SMALLEST_COMPILED_WORK", least)
         start = list_ops(problem, FixedRule("earliest", "none").preferences(problem, 0.0, None))
-        if way == "annealed":
-            orders.append(annealed(start, 300, 0, 0.3, 0).codes)
+        if way == "moved":
+            orders.append(tabu_searched([start], 300, 0)[0].codes)
         else:
             orders.append(list(justified(start, 2, (0.0, 1.0), 0))[-1].codes)
     np.testing.assert_array_equal(*orders)

@@ -14,8 +14,9 @@ class Effort:
         climbed: by climbing over templates at each size.
         num_climbs: how many climbs share them at the smallest size; half as many at each larger.
         shaped: by climbing over what the best templates lead to, stage by stage.
-        justified: likewise with justification, where a rank has three or more stages.
-        annealed: by annealing, for problems that are small enough for it.
+        justified: by climbs over what justification makes of either, where ranks have three stages
+            or more; twice as many at each larger size.
+        moves: no ops placed, but how often ops of the best orders are moved.
     """
 
     seeded: int
@@ -23,13 +24,13 @@ class Effort:
     num_climbs: int
     shaped: int
     justified: int
-    annealed: int
+    moves: int
 
 
 EFFORTS = {
     "quick": Effort(120_000, 0, 0, 0, 0, 0),
-    "default": Effort(800_000, 9_000_000, 5, 6_000_000, 20_000_000, 300_000_000),
-    "thorough": Effort(3_000_000, 100_000_000, 20, 50_000_000, 150_000_000, 2_000_000_000),
+    "default": Effort(800_000, 9_000_000, 5, 6_000_000, 5_000_000, 30_000),
+    "thorough": Effort(3_000_000, 100_000_000, 20, 50_000_000, 50_000_000, 1_000_000),
 }
 
 

@@ -2,7 +2,8 @@
 
 Every placement asked for is searched in the same way. Registered schedules that fit come first,
 then rules of preference: tuned on small copies of the problem, then on the problem itself. Orders
-found by the best rules are justified, annealed and, for many microbatches, spliced. Whatever is
+found by the best rules are justified, improved on their critical paths and, for many microbatches,
+spliced. Whatever is
 found is compared with a lower bound, and the search ends when it is reached.
 """
 
@@ -42,7 +43,7 @@ class SearchResult:
         objective: what was minimised, ``span`` or ``makespan``.
         certificate: the largest lower bound for the same placement, costs and limits.
         seconds: how long the search took.
-        num_tried: how many orders were compared; an annealing counts once.
+        num_tried: how many orders were compared; a tabu search counts once.
     """
 
     schedule: Schedule
@@ -201,10 +202,9 @@ class _Search:
             size.tune(templates, self.effort, num_climbs)
             # Justification does more in larger problems, and is worth more time there.
             justified = self.effort.justified * 2**number
+            size.tune_justified(justified)
             if size.problem.placement == self.real.problem.placement:
-                size.polish(self.effort, justified)
-            else:
-                size.tune_justified(justified)
+                size.polish(self.effort, justified, self.effort.moves)
             templates = [each.rule for each in size.best_of(Template)] or templates
             num_climbs = max(1, num_climbs // 2)
 

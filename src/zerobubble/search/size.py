@@ -10,7 +10,6 @@ import numpy as np
 from zerobubble.errors import ScheduleError
 from zerobubble.ir import v_shape
 from zerobubble.schedules.v_rounds import v_rounds
-from zerobubble.search.annealing import annealed
 from zerobubble.search.arrangement import Arrangement, arrange, arrange_within_limits, split_codes
 from zerobubble.search.bounds import lower_bound
 from zerobubble.search.climb import Mutation, climb
@@ -23,6 +22,7 @@ from zerobubble.search.portfolio import FixedRule, Rule, budgeted
 from zerobubble.search.problem import Problem
 from zerobubble.search.scaling import with_limits
 from zerobubble.search.shape import Reshaping, Shape
+from zerobubble.search.tabu import tabu_searched
 from zerobubble.search.template import Template, num_passes
 
 # A schedule whose time is above the bound by no more than this share is proved optimal.
@@ -34,19 +34,18 @@ _LEAST_TRIES = 3
 _OPS_OF_A_TRY = 1_500
 # A small problem has been seen from all sides after so many tries for each of its ops.
 _TRIES_AN_OP, _MOVES_AN_OP = 20, 2_000
-_CHOSEN_RULES, _NUM_SHAPED, _NUM_JUSTIFIED = 6, 3, 2
+# Orders of more ops than this are moved less, so that it does not take longer.
+_LARGEST_MOVED = 40_000
+_CHOSEN_RULES, _NUM_SHAPED, _NUM_JUSTIFIED, _NUM_MOVED = 6, 3, 2, 2
 # A named schedule is built for a larger problem if it idles little more than the best.
 _CLOSE_IDLE = 1.2
 # Share of the mean over ranks in what is climbed on, so that a step on any rank counts.
 _MEAN_SHARE = 0.1
-_FEW_ROUNDS, _FEW_PATIENCES = 1, (0.0, 1.0)
-_PASSES_OF_FEW = 2 * _FEW_ROUNDS * len(_FEW_PATIENCES)
-_MANY_ROUNDS, _MANY_PATIENCES = 16, (0.0, 0.5, 1.0)
+_FEW_PATIENCES = (0.0, 1.0)
+_PASSES_JUSTIFIED = 1 + 2 * len(_FEW_PATIENCES)
 # An order is worth being justified if it idles at most so many times what is good enough.
 _WORTH = 2.5
-# Annealing changes one op at a time, which leads nowhere in larger problems.
-_LARGEST_ANNEALED = 4_000
-_TEMPERATURES = (0.3, 0.1, 0.1)
+_NUM_ROUNDS, _PATIENCES = 16, (0.0, 0.5, 1.0)
 # Registered schedules of larger problems are built for fewer microbatches, and spliced.
 _LARGEST_BUILT = 200_000
 _BUDGET_SHARES = (0.15, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9, 1.0)
@@ -191,11 +190,6 @@ class Size:
         tries = [(value, rule, best) for value, rule, best in self.tries if isinstance(rule, kind)]
         return _distinct([_Try(*each) for each in tries])
 
-    @property
-    def is_deep(self) -> bool:
-        """Whether ranks hold three stages or more: only then justification gains much."""
-        return self.problem.placement.num_stages > 2 * self.problem.placement.num_ranks
-
     def tune(self, templates: Sequence[Template], effort: Effort, num_climbs: int) -> None:
         """Climb over templates, from the given ones and the best tried here before."""
         for template in templates:
@@ -205,32 +199,37 @@ class Size:
         for seed in range(num_climbs):
             self._climb(start[seed % len(start)], change, effort.climbed // num_climbs, seed)
 
+    @property
+    def is_deep(self) -> bool:
+        """Whether ranks hold three stages or more: only then justification gains much."""
+        return self.problem.placement.num_stages > 2 * self.problem.placement.num_ranks
+
     def tune_justified(self, num_ops: int) -> None:
         """Climb over templates by what justification makes of them."""
         start = [each.rule for each in self.best_of(Template)][:_NUM_JUSTIFIED]
         change = Mutation(start, num_passes(self.problem.placement))
         for seed, template in enumerate(start if self.is_deep else ()):
-            self._climb(template, change, num_ops // len(start), seed, self._justified)
+            self._climb(template, change, num_ops // len(start), seed, self._justified_once)
 
-    def polish(self, effort: Effort, justified: int) -> None:
-        """Improve what the best templates lead to, stage by stage and op by op."""
+    def polish(self, effort: Effort, num_justified: int, num_moves: int) -> None:
+        """Improve what the best templates lead to: stage by stage, as a whole and op by op.
+
+        Args:
+            effort: what is spent on climbs.
+            num_justified: what is spent on climbs by what justification makes of them.
+            num_moves: how many moves of single ops are made.
+        """
         change = Reshaping(self.problem)
-        shapes: list[_Try[Shape]] = []
+        starts = [] if self.best is None else [self.best]
         chosen = self.best_of(Template)[:_NUM_SHAPED]
         for seed, (_, template, best) in enumerate(chosen):
             shape = Shape.of(template.preferences(self.problem, self.bound, best), self.problem)
-            shapes += self._climb(shape, change, effort.shaped // len(chosen), seed)
-        if self.is_deep:
-            for seed, (_, shape, _) in enumerate(shapes[:]):
-                share = justified // 2 // len(shapes)
-                shapes += self._climb(shape, change, share, seed, self._justified)
-            best_shape = min(shapes, key=lambda each: each.value).rule
-            self._climb(best_shape, change, justified // 2, len(chosen), self._justified)
-        if not self.is_done and self.best is not None:
-            self._justified(self.best, _MANY_ROUNDS, _MANY_PATIENCES)
-        if self.problem.num_ops <= _LARGEST_ANNEALED:
-            num_moves = effort.annealed // self.problem.num_ops
-            self._anneal(min(num_moves, _MOVES_AN_OP * self.problem.num_ops))
+            starts += self._climb(shape, change, effort.shaped // len(chosen), seed)
+            if self.is_deep and seed < _NUM_JUSTIFIED:
+                shape, share = self.best_of(Shape)[0].rule, num_justified // _NUM_JUSTIFIED
+                starts += self._climb(shape, change, share, seed, self._justified_once)
+        of_value = {start.value: self._justified(start) for start in starts if not self.is_done}
+        self._move_ops([of_value[value] for value in sorted(of_value)[:_NUM_MOVED]], num_moves)
 
     def _climb(
         self,
@@ -239,8 +238,8 @@ class Size:
         num_ops: int,
         seed: int,
         improve: Callable[[Arrangement], Arrangement] | None = None,
-    ) -> list[_Try[R]]:
-        """Climb over rules until so many ops have been placed; give the best of them, if any."""
+    ) -> list[Arrangement]:
+        """Climb over rules until so many ops have been placed; give the best found, if any."""
         largest, mean_load = float(self.problem.loads.max()), float(self.problem.loads.mean())
 
         def value_of(rule: R, worst: float) -> float:
@@ -248,31 +247,36 @@ class Size:
             worst -= _MEAN_SHARE * mean_load
             if improve is not None:
                 worst = largest + _WORTH * (worst - largest)
-            found = self._list_ops(rule, worst)
-            if found is None:
+            arrangement = self._list_ops(rule, worst)
+            if arrangement is None:
                 return np.inf
             if improve is not None:
-                found = improve(found)
-            tries.append(_Try(self.keep(found), rule, best))
-            return found.value + _MEAN_SHARE * float(found.times_of_ranks.mean())
+                arrangement = improve(arrangement)
+            tries.append(_Try(self.keep(arrangement), rule, best))
+            if not found or arrangement.value < found[-1].value:
+                found.append(arrangement)
+            return arrangement.value + _MEAN_SHARE * float(arrangement.times_of_ranks.mean())
 
         tries: list[_Try[R]] = []
-        passes = 1 if improve is None else 1 + _PASSES_OF_FEW
+        found: list[Arrangement] = []
+        passes = 1 if improve is None else _PASSES_JUSTIFIED
         num_tries = num_ops // (passes * self.problem.num_ops + _OPS_OF_A_TRY)
         num_tries = min(num_tries, _TRIES_AN_OP * self.problem.num_ops)
         load = largest + _MEAN_SHARE * mean_load
         for _ in climb(start, change, value_of, load, num_tries, seed):
             if self.is_done:
                 break
-        best_few = _distinct(tries)
-        self.tries += [_Try[Rule](*each) for each in best_few]
-        return best_few[:1]
+        self.tries += [_Try[Rule](*each) for each in _distinct(tries)]
+        return found[-1:]
+
+    def _justified_once(self, arrangement: Arrangement) -> Arrangement:
+        return self._justified(arrangement, 1, _FEW_PATIENCES)
 
     def _justified(
         self,
         arrangement: Arrangement,
-        num_rounds: int = _FEW_ROUNDS,
-        patiences: Sequence[float] = _FEW_PATIENCES,
+        num_rounds: int = _NUM_ROUNDS,
+        patiences: Sequence[float] = _PATIENCES,
     ) -> Arrangement:
         """Push an order back and forth; give the best on the way."""
         for better in justified(arrangement, num_rounds, patiences, self.bound):
@@ -280,15 +284,13 @@ class Size:
             arrangement = min(arrangement, better, key=lambda found: found.value)
         return arrangement
 
-    def _anneal(self, num_moves: int) -> None:
-        assert self.best is not None, "rules have been tried before"
-        for turn, temperature in enumerate(_TEMPERATURES):
-            if not self.is_done:
-                self.keep(
-                    annealed(
-                        self.best, num_moves // len(_TEMPERATURES), turn, temperature, self.bound
-                    )
-                )
+    def _move_ops(self, starts: Sequence[Arrangement], num_moves: int) -> None:
+        """Improve orders by moves on their critical paths."""
+        num_ops = self.problem.num_ops
+        num_moves = min(num_moves, num_moves * _LARGEST_MOVED // num_ops, _MOVES_AN_OP * num_ops)
+        if num_moves and starts and not self.is_done:
+            for found in tabu_searched(starts, num_moves, self.bound):
+                self.keep(found)
 
 
 def _distinct(tries: list[_Try[R]]) -> list[_Try[R]]:
