@@ -1,0 +1,1 @@
+TRAP_CASES = {}
