@@ -164,7 +164,9 @@ OP_CASES = {
     ),
     "conv2d_pointwise": case(partial(late, "conv2d"), (4, 3, 1, 1), (4,), inputs=image),
     "conv2d_channels_last": Case(ChannelsLast, channels_last, 2),
-    "conv3d": case(partial(late, "conv3d", padding=(1, 0, 1)), (3, 2, 2, 3, 3), (3,), inputs=volume),
+    "conv3d": case(
+        partial(late, "conv3d", padding=(1, 0, 1)), (3, 2, 2, 3, 3), (3,), inputs=volume
+    ),
     "conv_unbatched": case(
         lambda x, w: F.conv1d(x[0], w), (6, 4, 3), inputs=series, num_deferred=0
     ),
@@ -197,5 +199,7 @@ OP_CASES = {
     "autocast_einsum": autocast_case(lambda x, w: torch.einsum("btd,hdk->bhtk", x, w), H),
     "autocast_view": autocast_case(lambda x, w: F.linear(x, w[2:5]), (7, WIDTH)),
     "autocast_conv": autocast_case(partial(late, "conv2d"), (4, 3, 3, 3), (4,), inputs=image),
-    "autocast_conv_transpose": autocast_case(partial(late, "conv_transpose2d"), (3, 4, 2, 2), inputs=image),
+    "autocast_conv_transpose": autocast_case(
+        partial(late, "conv_transpose2d"), (3, 4, 2, 2), inputs=image
+    ),
 }

@@ -23,6 +23,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from trap_cases import TRAP_CASES
 
+
 class GPTBlock(nn.Module):
     def __init__(self, dropout: float = 0.0):
         super().__init__()

@@ -23,52 +23,60 @@ _EQUATION = re.compile(r"([a-zA-Z]+),([a-zA-Z]+)(?:->([a-zA-Z]*))?")
 
 
 class _Folding(NamedTuple):
-    """How an operand becomes a batch of matrices, and its gradient an operand's again."""
+    """How an operand becomes a batch of matrices, and its gradient an operand's again.
+
+    Labels that the operand lacks are dimensions of size 1, as in torch: a GEMM depends on strides.
+    """
 
     order: list[int]
     folded: list[int]
 
     def fold(self, operand: Tensor) -> Tensor:
+        for _ in range(len(self.order) - operand.dim()):
+            operand = operand.unsqueeze(-1)
         return operand.permute(self.order).reshape(self.folded)
 
     def unfold(self, shape: Size, gradient: Tensor) -> Tensor:
-        inverse = sorted(range(len(shape)), key=self.order.__getitem__)
-        return gradient.reshape([shape[i] for i in self.order]).permute(inverse)
+        order = [i for i in self.order if i < len(shape)]
+        inverse = sorted(range(len(shape)), key=order.__getitem__)
+        return gradient.reshape([shape[i] for i in order]).permute(inverse)
 
 
 class _Plan(NamedTuple):
     """How one einsum runs as a bmm."""
 
-    left: _Folding
-    right: _Folding
-    labels: str  # of the unfolded product
+    first: _Folding
+    second: _Folding
+    swapped: bool  # the second operand is the left one
+    labels: list[str]  # of the unfolded product, those summed over with size 1
+    output: list[str]
     sizes: dict[str, int]
-    output: str
-    swapped: bool = False  # the second operand is on the left
 
     def unfold_output(self, y: Tensor) -> Tensor:
         y = y.view([self.sizes[label] for label in self.labels])
-        return y.permute([self.labels.index(label) for label in self.output])
+        kept = [self.labels.index(label) for label in self.output]
+        summed = [i for i in range(len(self.labels)) if i not in kept]
+        return y.permute(kept + summed).view([self.sizes[label] for label in self.output])
 
 
 def einsum(op: Op, queue: WeightQueue, equation: Any, *operands: Any, **options: Any) -> Any:
     """Split ``torch.einsum`` of two operands that have a label to sum over in common."""
     if options or len(operands) != 2 or not all(map(is_dense, operands)):
         return NotImplemented
-    for on_left in (False, True):
-        weight, x = operands if on_left else reversed(operands)
+    for is_first in (False, True):
+        weight, x = operands if is_first else reversed(operands)
         source = source_of(weight)
         plan = None if source is None else _parse(equation, *operands)
         if source is not None and plan is not None:
-            return _run(queue, plan, x, weight, source, on_left)
+            return _run(queue, plan, x, weight, source, is_first)
     return NotImplemented
 
 
 def _run(
-    queue: WeightQueue, plan: _Plan, x: Tensor, weight: Tensor, source: Source, on_left: bool
+    queue: WeightQueue, plan: _Plan, x: Tensor, weight: Tensor, source: Source, is_first: bool
 ) -> Tensor:
-    on_left ^= plan.swapped
-    of_weight, of_x = (plan.left, plan.right) if on_left else (plan.right, plan.left)
+    of_weight, of_x = (plan.first, plan.second) if is_first else (plan.second, plan.first)
+    on_left = is_first is not plan.swapped
     restore = partial(_restore, source, of_weight, weight.shape)
     split = split_of_batches("einsum", Source(source.parameter, restore), on_left=on_left)
     folded = of_weight.fold(weight.detach())
@@ -81,41 +89,46 @@ def _restore(source: Source, folding: _Folding, shape: Size, gradient: Tensor) -
     return unfolded if source.restore is None else source.restore(unfolded)
 
 
-def _parse(equation: Any, left: Tensor, right: Tensor) -> _Plan | None:
-    terms = _terms(equation, left, right)
-    return None if terms is None else _plan(*terms, left, right)
+def _parse(equation: Any, first: Tensor, second: Tensor) -> _Plan | None:
+    terms = _terms(equation, first, second)
+    return None if terms is None else _plan(*terms, first.shape + second.shape)
 
 
-def _plan(a: str, b: str, output: str, left: Tensor, right: Tensor) -> _Plan | None:
+def _plan(a: str, b: str, output: str, shapes: Size) -> _Plan | None:
     """Sort the labels into groups; None for what is not one bmm without sums before it."""
-    sizes = dict(zip(a + b, left.shape + right.shape, strict=True))
+    sizes = dict(zip(a + b, shapes, strict=True))
     wide_a, wide_b = ({label for label in term if sizes[label] != 1} for term in (a, b))
     summed = sorted((set(a) | set(b)) - set(output))
     inner = [label for label in summed if label in wide_a & wide_b]
-    narrow = [label for label in summed if label not in inner]
-    if not inner or any(sizes[label] != 1 for label in narrow):
+    outer = [label for label in [*output, *summed] if label not in inner]
+    if not inner or any(sizes[label] != 1 for label in outer if label in summed):
         return None
-    batch = [label for label in output if label in wide_a & wide_b]
-    rows = [label for label in output if label in wide_a - wide_b]
-    columns = [label for label in output if label not in wide_a]
-    if rows and columns and output.index(columns[-1]) < output.index(rows[0]):
-        plan = _plan(b, a, output, right, left)
-        return None if plan is None else plan._replace(swapped=True)
-    sides = (
-        (a, [*batch, *rows, *inner, *columns, *narrow], (batch, rows, inner)),
-        (b, [*batch, *inner, *columns, *rows, *narrow], (batch, inner, columns)),
+    batch = [label for label in outer if label in wide_a & wide_b]
+    rows = [label for label in outer if label in wide_a - wide_b]
+    columns = [label for label in outer if label not in wide_a]
+    swapped = bool(rows and columns) and outer.index(columns[-1]) < outer.index(rows[0])
+    left, right = (b, a) if swapped else (a, b)
+    if swapped:
+        rows, columns = columns, rows
+    foldings = (
+        _fold(left, (batch, rows, inner), columns, sizes),
+        _fold(right, (batch, inner, columns), rows, sizes),
     )
-    foldings = [
-        _Folding(
-            [term.index(label) for label in order if label in term],
-            [prod(sizes[label] for label in group) for group in groups],
-        )
-        for term, order, groups in sides
-    ]
-    return _Plan(*foldings, "".join(batch + rows + columns), sizes, output)
+    first, second = reversed(foldings) if swapped else foldings
+    labels = [*batch, *rows, *inner, *columns]
+    return _Plan(first, second, swapped, labels, [*output], sizes | dict.fromkeys(inner, 1))
 
 
-def _terms(equation: Any, left: Tensor, right: Tensor) -> tuple[str, str, str] | None:
+def _fold(
+    term: str, groups: tuple[list[str], ...], missing: list[str], sizes: dict[str, int]
+) -> _Folding:
+    order = [label for group in (*groups, missing) for label in group]
+    lacking = iter(range(len(term), len(order)))
+    places = [term.index(label) if label in term else next(lacking) for label in order]
+    return _Folding(places, [prod(sizes[label] for label in group) for group in groups])
+
+
+def _terms(equation: Any, first: Tensor, second: Tensor) -> tuple[str, str, str] | None:
     match = _EQUATION.fullmatch(equation.replace(" ", "")) if isinstance(equation, str) else None
     if match is None:
         return None
@@ -123,8 +136,8 @@ def _terms(equation: Any, left: Tensor, right: Tensor) -> tuple[str, str, str] |
     if output is None:
         output = "".join(label for label in sorted(a + b) if (a + b).count(label) == 1)
     repeated = any(len(set(term)) != len(term) for term in (a, b, output))
-    if repeated or not set(output) <= set(a + b) or (len(a), len(b)) != (left.dim(), right.dim()):
+    if repeated or not set(output) <= set(a + b) or (len(a), len(b)) != (first.dim(), second.dim()):
         return None
-    if any(left.shape[a.index(c)] != right.shape[b.index(c)] for c in set(a) & set(b)):
+    if any(first.shape[a.index(c)] != second.shape[b.index(c)] for c in set(a) & set(b)):
         return None
     return a, b, output
