@@ -15,5 +15,6 @@ the :class:`WeightQueue` (W) whenever it suits: the gradients are those of a pla
 
 from zerobubble.autograd.intercept import deferring, ready_to_defer
 from zerobubble.autograd.queue import WeightQueue
+from zerobubble.autograd.splitting import SplitCall, splitting
 
-__all__ = ["WeightQueue", "deferring", "ready_to_defer"]
+__all__ = ["SplitCall", "WeightQueue", "deferring", "ready_to_defer", "splitting"]

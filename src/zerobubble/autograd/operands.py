@@ -56,7 +56,9 @@ def source_of(operand: Any, dim: int | None = None) -> Source | None:
     if type(operand) is Parameter:
         return Source(operand) if is_trainable(operand) else None
     parameter = operand._base
-    if parameter is None or not (is_trainable(parameter) and _is_direct_view(operand, parameter)):
+    if not isinstance(parameter, Parameter) or not is_trainable(parameter):
+        return None
+    if not _is_direct_view(operand, parameter):
         return None
     return Source(parameter, partial(_restore_view, parameter, operand.detach()))
 

@@ -4,7 +4,7 @@ Shapes: left ``(b, n, k)``, right ``(b, k, m)``, dy ``(b, n, m)``; one of left a
 weight, the other one is x.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -25,7 +25,7 @@ class _BatchedMatmul(ParameterSplit):
         *,
         on_left: bool,
         biases: tuple[Source, ...] = (),
-        bias_shape: torch.Size | None = None,
+        bias_shape: Sequence[int] = (),
     ) -> None:
         super().__init__(op, source, *biases)
         self.on_left = on_left

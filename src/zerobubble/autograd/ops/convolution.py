@@ -109,8 +109,10 @@ def transposed_convolution(
     sources = _sources(input, weight, bias)
     if sources is None:
         return NotImplemented
-    sizes = [_each(s, weight.dim() - 2) for s in (stride, padding, dilation, output_padding)]
-    geometry = _Geometry(*sizes[:3], True, sizes[3], groups)
+    num = weight.dim() - 2
+    strides, paddings, dilations = (_each(s, num) for s in (stride, padding, dilation))
+    more = _each(output_padding, num)
+    geometry = _Geometry(strides, paddings, dilations, True, more, groups)
     return _convolve(op, queue, input, weight, bias, sources, geometry)
 
 
