@@ -15,6 +15,15 @@ the :class:`WeightQueue` (W) whenever it suits: the gradients are those of a pla
 
 from zerobubble.autograd.intercept import deferring, ready_to_defer
 from zerobubble.autograd.queue import WeightQueue
+from zerobubble.autograd.report import SplitReport, split_report
 from zerobubble.autograd.splitting import SplitCall, splitting
 
-__all__ = ["SplitCall", "WeightQueue", "deferring", "ready_to_defer", "splitting"]
+__all__ = [
+    "SplitCall",
+    "SplitReport",
+    "WeightQueue",
+    "deferring",
+    "ready_to_defer",
+    "split_report",
+    "splitting",
+]

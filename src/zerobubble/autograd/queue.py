@@ -117,8 +117,7 @@ class WeightQueue:
         Raises:
             RuntimeError: a saved tensor was modified in place since B; no ``.grad`` has changed.
         """
-        for item in self._items:
-            item.check()
+        self._check()
         num_left = Counter(p for item in self._items for p in item.weight_gradient.parameters)
         once = {parameter for parameter, num in num_left.items() if num == 1}
         sums: dict[Parameter, Tensor] = {}
@@ -132,6 +131,10 @@ class WeightQueue:
                     sums[parameter] = total
                 else:
                     self._accumulate(parameter, total)
+
+    def _check(self) -> None:
+        for item in self._items:
+            item.check()
 
     def _gradients(self, item: _Item, once: set[Parameter]) -> list[tuple[Parameter, Tensor]]:
         """Return what is still to be added up; the item and its tensors are done with."""

@@ -1,6 +1,7 @@
 """What do the splits of all ops share? The way from an operand's gradient to the parameter's."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from torch import Tensor
 from torch.nn import Parameter
@@ -13,11 +14,13 @@ class ParameterSplit(ABC):
 
     Args:
         op: its name, for errors and reports.
+        weight_shape: of the weight, as the op takes it.
         sources: of the trainable operands, the weight first.
     """
 
-    def __init__(self, op: str, *sources: Source) -> None:
+    def __init__(self, op: str, weight_shape: Sequence[int], *sources: Source) -> None:
         self.op = op
+        self.weight_shape = weight_shape
         self.parameters: tuple[Parameter, ...] = tuple(source.parameter for source in sources)
         self._sources = sources
 
@@ -43,5 +46,5 @@ class ParameterSplit(ABC):
         return None
 
     @abstractmethod
-    def num_weight_flops(self, x: Tensor, y: Tensor) -> int:
-        """Count the floating-point operations of the GEMM or convolution that W runs."""
+    def num_weight_flops(self, y_shape: Sequence[int]) -> int:
+        """Count the operations of the GEMM or convolution in W, from the output's shape."""

@@ -17,17 +17,20 @@ from zerobubble.autograd.ops.base import ParameterSplit
 from zerobubble.autograd.queue import WeightQueue
 
 
-class _BatchedMatmul(ParameterSplit):
+class BatchedMatmul(ParameterSplit):
+    """Split ``y = x @ weight + bias``, or ``y = weight @ x``."""
+
     def __init__(
         self,
         op: str,
+        weight_shape: Sequence[int],
         source: Source,
         *,
         on_left: bool,
         biases: tuple[Source, ...] = (),
         bias_shape: Sequence[int] = (),
     ) -> None:
-        super().__init__(op, source, *biases)
+        super().__init__(op, weight_shape, source, *biases)
         self.on_left = on_left
         self.bias_shape = bias_shape
 
@@ -38,8 +41,8 @@ class _BatchedMatmul(ParameterSplit):
         gradient = dy.bmm(x.mT) if self.on_left else x.mT.bmm(dy)
         return gradient, *(dy.sum_to_size(self.bias_shape) for _ in self._sources[1:])
 
-    def num_weight_flops(self, x: Tensor, y: Tensor) -> int:
-        return 2 * x.numel() * y.shape[1 if self.on_left else 2]
+    def num_weight_flops(self, y_shape: Sequence[int]) -> int:
+        return 2 * y_shape[2 if self.on_left else 1] * prod(self.weight_shape)
 
 
 def split_bmm(
@@ -57,11 +60,6 @@ def split_bmm(
     return defer(op, x, (weight,), split, queue)
 
 
-def split_of_batches(op: str, source: Source, *, on_left: bool) -> ParameterSplit:
-    """Return how ``bmm`` of the operand of ``source``, on that side, is split."""
-    return _BatchedMatmul(op, source, on_left=on_left)
-
-
 def bmm(op: Op, queue: WeightQueue, *operands: Any, **options: Any) -> Any:
     """Split ``torch.bmm`` with the weight on either side."""
     if options or len(operands) != 2 or not all(is_dense(x) and x.dim() == 3 for x in operands):
@@ -70,7 +68,7 @@ def bmm(op: Op, queue: WeightQueue, *operands: Any, **options: Any) -> Any:
         weight, x = operands if on_left else reversed(operands)
         source = source_of(weight)
         if source is not None:
-            split = _BatchedMatmul("bmm", source, on_left=on_left)
+            split = BatchedMatmul("bmm", weight.shape, source, on_left=on_left)
             return split_bmm(op, queue, x, weight, split, on_left=on_left)
     return NotImplemented
 
@@ -83,7 +81,9 @@ def baddbmm(op: Op, queue: WeightQueue, *operands: Any, **options: Any) -> Any:
     source, biases = source_of(weight, dim=3), sources_of_bias(bias, max_dim=3)
     if source is None or biases is None or x.dim() != 3:
         return NotImplemented
-    split = _BatchedMatmul("baddbmm", source, on_left=False, biases=biases, bias_shape=bias.shape)
+    split = BatchedMatmul(
+        "baddbmm", weight.shape, source, on_left=False, biases=biases, bias_shape=bias.shape
+    )
     x, weight, bias = autocast(x, weight, bias)
     return defer(lambda x, weight: op(bias, x, weight), x, (weight,), split, queue)
 

@@ -1,6 +1,7 @@
 """How is a convolution split? By the output mask of torch's own backward."""
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -32,14 +33,16 @@ class _Convolution(ParameterSplit):
     def __init__(
         self,
         weight: Tensor,
-        dtype: torch.dtype,
+        x: Tensor,
         source: Source,
         biases: tuple[Source, ...],
         geometry: _Geometry,
     ) -> None:
-        super().__init__("conv_transpose" if geometry.transposed else "conv", source, *biases)
+        op = "conv_transpose" if geometry.transposed else "conv"
+        super().__init__(op, weight.shape, source, *biases)
         self.weight = weight.detach()
-        self.dtype = dtype
+        self.dtype = x.dtype
+        self.num_positions = x.numel() // x.shape[1]
         self.geometry = geometry
 
     def input_gradient(self, x: Tensor, weight: Tensor, dy: Tensor) -> Tensor:
@@ -59,9 +62,10 @@ class _Convolution(ParameterSplit):
         )
         return gradients
 
-    def num_weight_flops(self, x: Tensor, y: Tensor) -> int:
-        image = x if self.geometry.transposed else y
-        return 2 * self.weight.numel() * image.numel() // image.shape[1]
+    def num_weight_flops(self, y_shape: Sequence[int]) -> int:
+        is_transposed = self.geometry.transposed
+        num = self.num_positions if is_transposed else prod(y_shape) // y_shape[1]
+        return 2 * num * prod(self.weight_shape)
 
 
 def convolution(
@@ -133,7 +137,7 @@ def _convolve(
     geometry: _Geometry,
 ) -> Tensor:
     x, cast_weight, bias = autocast(x, weight, bias)
-    split = _Convolution(weight, cast_weight.dtype, sources[0], sources[1:], geometry)
+    split = _Convolution(weight, x, sources[0], sources[1:], geometry)
 
     def convolve(x: Tensor, weight: Tensor) -> Tensor:
         return torch.convolution(x, weight, bias, *geometry)

@@ -16,7 +16,7 @@ from torch import Size, Tensor
 
 from zerobubble.autograd.function import Op
 from zerobubble.autograd.operands import Source, is_dense, source_of
-from zerobubble.autograd.ops.batches import split_bmm, split_of_batches
+from zerobubble.autograd.ops.batches import BatchedMatmul, split_bmm
 from zerobubble.autograd.queue import WeightQueue
 
 _EQUATION = re.compile(r"([a-zA-Z]+),([a-zA-Z]+)(?:->([a-zA-Z]*))?")
@@ -78,8 +78,9 @@ def _run(
     of_weight, of_x = (plan.first, plan.second) if is_first else (plan.second, plan.first)
     on_left = is_first is not plan.swapped
     restore = partial(_restore, source, of_weight, weight.shape)
-    split = split_of_batches("einsum", Source(source.parameter, restore), on_left=on_left)
     folded = of_weight.fold(weight.detach())
+    source = Source(source.parameter, restore)
+    split = BatchedMatmul("einsum", folded.shape, source, on_left=on_left)
     y = split_bmm(torch.bmm, queue, of_x.fold(x), folded, split, on_left=on_left)
     return plan.unfold_output(y)
 

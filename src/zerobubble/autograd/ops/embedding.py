@@ -1,5 +1,6 @@
 """How is an embedding split? Indices have no gradient: everything but the lookup is left to W."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,8 +13,11 @@ from zerobubble.autograd.queue import WeightQueue
 
 
 class _Embedding(ParameterSplit):
-    def __init__(self, source: Source, num: int, padding_idx: int | None, by_freq: bool) -> None:
-        super().__init__("embedding", source)
+    def __init__(
+        self, weight: Tensor, source: Source, padding_idx: int | None, by_freq: bool
+    ) -> None:
+        super().__init__("embedding", weight.shape, source)
+        num = weight.shape[0]
         self.options = (num, -1 if padding_idx is None else padding_idx % num, by_freq)
 
     def input_gradient(self, x: Tensor, weight: Tensor, dy: Tensor) -> Tensor:
@@ -22,7 +26,7 @@ class _Embedding(ParameterSplit):
     def operand_gradients(self, x: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
         return (torch.ops.aten.embedding_dense_backward(dy, x, *self.options),)
 
-    def num_weight_flops(self, x: Tensor, y: Tensor) -> int:
+    def num_weight_flops(self, y_shape: Sequence[int]) -> int:
         return 0
 
 
@@ -41,6 +45,6 @@ def embedding(
     source = source_of(weight, dim=2)
     if sparse or max_norm is not None or source is None or not is_dense(input):
         return NotImplemented
-    split = _Embedding(source, weight.shape[0], padding_idx, scale_grad_by_freq)
+    split = _Embedding(weight, source, padding_idx, scale_grad_by_freq)
     operands = (weight.detach(), padding_idx, None, norm_type, scale_grad_by_freq, False)
     return defer(op, input, operands, split, queue)

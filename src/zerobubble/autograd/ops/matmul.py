@@ -3,7 +3,9 @@
 Shapes: x ``(..., k)``, right ``(k, n)``, dy ``(..., n)``; rows are all leading dimensions as one.
 """
 
+from collections.abc import Sequence
 from functools import partial
+from math import prod
 from typing import Any
 
 from torch import Tensor
@@ -27,7 +29,7 @@ class _Matmul(ParameterSplit):
     def __init__(
         self, op: str, weight: Tensor, source: Source, biases: tuple[Source, ...], transposed: bool
     ) -> None:
-        super().__init__(op, source, *biases)
+        super().__init__(op, weight.shape, source, *biases)
         self.transposed = transposed
         # torch.mm gives the gradient of a column-major right operand as its transpose.
         self.by_columns = _is_row_major(weight) if transposed else _is_column_major(weight)
@@ -60,15 +62,15 @@ class _Matmul(ParameterSplit):
         (gradient.t() if self.transposed else gradient).addmm_(left.t(), dy_rows)
         return self._bias_gradients(x, dy)
 
-    def num_weight_flops(self, x: Tensor, y: Tensor) -> int:
-        return 2 * x.numel() * y.shape[-1]
+    def num_weight_flops(self, y_shape: Sequence[int]) -> int:
+        return 2 * prod(y_shape[:-1]) * prod(self.weight_shape)
 
 
 class _LeftMatmul(ParameterSplit):
     """Split ``y = weight @ x`` for matrices."""
 
     def __init__(self, weight: Tensor, source: Source) -> None:
-        super().__init__("matmul", source)
+        super().__init__("matmul", weight.shape, source)
         self.by_columns = _is_column_major(weight)
 
     def input_gradient(self, x: Tensor, weight: Tensor, dy: Tensor) -> Tensor:
@@ -83,8 +85,8 @@ class _LeftMatmul(ParameterSplit):
         gradient.addmm_(dy, x.t())
         return ()
 
-    def num_weight_flops(self, x: Tensor, y: Tensor) -> int:
-        return 2 * x.numel() * y.shape[0]
+    def num_weight_flops(self, y_shape: Sequence[int]) -> int:
+        return 2 * y_shape[1] * prod(self.weight_shape)
 
 
 def linear(op: Op, queue: WeightQueue, input: Any, weight: Any, bias: Any = None) -> Any:
