@@ -1,6 +1,6 @@
 """Pipeline-parallel training for any PyTorch model without idle time.
 
-The names that need torch, ``Pipeline``, ``PipelineOptimizer``, ``splitting`` and ``split_report``, and
+The names that need torch (``Pipeline``, ``PipelineOptimizer``, ``split_report``, ``splitting``) and
 what only a search needs are loaded when first used.
 """
 

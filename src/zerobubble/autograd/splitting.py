@@ -26,6 +26,7 @@ class SplitCall:
         self._module = module
         outputs = [t for t in tree_leaves(output) if isinstance(t, Tensor) and t.requires_grad]
         self._shapes = [t.shape for t in outputs]
+        self._one = torch.ones_like(outputs[0]) if [t.numel() for t in outputs] == [1] else None
         # The graph is needed for B, the memory of the outputs is the caller's to keep or free.
         self._edges: list[GradientEdge] = [get_gradient_edge(t) for t in outputs]
         self._state = "F"
@@ -38,7 +39,7 @@ class SplitCall:
 
         Args:
             output_gradients: one for each output tensor that requires a gradient, in order, of
-                its shape; none if that is a single scalar.
+                its shape, or None for a gradient of zero; none at all for a single scalar.
 
         Raises:
             RuntimeError: B was run before.
@@ -48,9 +49,10 @@ class SplitCall:
             raise RuntimeError("B of this call was run before: run B once after each forward")
         gradients = self._checked(output_gradients)
         edges, self._edges, self._state = self._edges, [], "B"
-        if edges:
+        given = [(e, g) for e, g in zip(edges, gradients, strict=True) if g is not None]
+        if given:
             with deferring(self.queue):
-                torch.autograd.backward(edges, gradients)
+                torch.autograd.backward([e for e, _ in given], [g for _, g in given])
 
     def backward_weight(self) -> None:
         """Run W: add the parameter gradients that B has left to ``.grad``.
@@ -70,8 +72,8 @@ class SplitCall:
                 move_to_main_grad(parameter)
 
     def _checked(self, gradients: tuple[Tensor | None, ...]) -> list[Tensor | None]:
-        if not gradients and [shape.numel() for shape in self._shapes] == [1]:
-            return [None]
+        if not gradients and self._one is not None:
+            return [self._one]
         shapes = [None if g is None else tuple(g.shape) for g in gradients]
         expected = [tuple(shape) for shape in self._shapes]
         if len(shapes) != len(expected) or any(

@@ -4,7 +4,7 @@ Shapes: left ``(b, n, k)``, right ``(b, k, m)``, dy ``(b, n, m)``; one of left a
 weight, the other one is x.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -17,7 +17,7 @@ from zerobubble.autograd.ops.base import ParameterSplit
 from zerobubble.autograd.queue import WeightQueue
 
 
-class BatchedMatmul(ParameterSplit):
+class _BatchedMatmul(ParameterSplit):
     """Split ``y = x @ weight + bias``, or ``y = weight @ x``."""
 
     def __init__(
@@ -46,17 +46,12 @@ class BatchedMatmul(ParameterSplit):
 
 
 def split_bmm(
-    bmm: Callable[[Tensor, Tensor], Any],
-    queue: WeightQueue,
-    x: Tensor,
-    weight: Tensor,
-    split: ParameterSplit,
-    *,
-    on_left: bool,
+    name: str, queue: WeightQueue, x: Tensor, weight: Tensor, source: Source, *, on_left: bool
 ) -> Any:
-    """Return ``bmm(weight, x)`` or ``bmm(x, weight)`` with its backward split in two."""
+    """Return ``x @ weight``, or ``weight @ x``, of batches with its backward split in two."""
+    split = _BatchedMatmul(name, weight.shape, source, on_left=on_left)
     x, weight = autocast(x, weight)
-    op = (lambda x, weight: bmm(weight, x)) if on_left else bmm
+    op = (lambda x, weight: torch.bmm(weight, x)) if on_left else torch.bmm
     return defer(op, x, (weight,), split, queue)
 
 
@@ -68,8 +63,7 @@ def bmm(op: Op, queue: WeightQueue, *operands: Any, **options: Any) -> Any:
         weight, x = operands if on_left else reversed(operands)
         source = source_of(weight)
         if source is not None:
-            split = BatchedMatmul("bmm", weight.shape, source, on_left=on_left)
-            return split_bmm(op, queue, x, weight, split, on_left=on_left)
+            return split_bmm("bmm", queue, x, weight, source, on_left=on_left)
     return NotImplemented
 
 
@@ -81,7 +75,7 @@ def baddbmm(op: Op, queue: WeightQueue, *operands: Any, **options: Any) -> Any:
     source, biases = source_of(weight, dim=3), sources_of_bias(bias, max_dim=3)
     if source is None or biases is None or x.dim() != 3:
         return NotImplemented
-    split = BatchedMatmul(
+    split = _BatchedMatmul(
         "baddbmm", weight.shape, source, on_left=False, biases=biases, bias_shape=bias.shape
     )
     x, weight, bias = autocast(x, weight, bias)

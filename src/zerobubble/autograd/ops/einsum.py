@@ -11,12 +11,11 @@ from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
-import torch
 from torch import Size, Tensor
 
 from zerobubble.autograd.function import Op
 from zerobubble.autograd.operands import Source, is_dense, source_of
-from zerobubble.autograd.ops.batches import BatchedMatmul, split_bmm
+from zerobubble.autograd.ops.batches import split_bmm
 from zerobubble.autograd.queue import WeightQueue
 
 _EQUATION = re.compile(r"([a-zA-Z]+),([a-zA-Z]+)(?:->([a-zA-Z]*))?")
@@ -78,10 +77,8 @@ def _run(
     of_weight, of_x = (plan.first, plan.second) if is_first else (plan.second, plan.first)
     on_left = is_first is not plan.swapped
     restore = partial(_restore, source, of_weight, weight.shape)
-    folded = of_weight.fold(weight.detach())
-    source = Source(source.parameter, restore)
-    split = BatchedMatmul("einsum", folded.shape, source, on_left=on_left)
-    y = split_bmm(torch.bmm, queue, of_x.fold(x), folded, split, on_left=on_left)
+    folded, source = of_weight.fold(weight.detach()), Source(source.parameter, restore)
+    y = split_bmm("einsum", queue, of_x.fold(x), folded, source, on_left=on_left)
     return plan.unfold_output(y)
 
 
