@@ -6,6 +6,7 @@ import weakref
 
 import pytest
 import torch
+from op_cases import OP_CASES
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -264,3 +265,18 @@ def test_fused_sums_a_parameter_that_is_used_twice_first():
     for i in range(2):
         expected(expected(x * (i + 1))).sum().backward()
     assert torch.equal(linear.weight.grad, expected.weight.grad)
+
+
+@pytest.mark.parametrize("which", ["x", "dy"])
+@pytest.mark.parametrize("name", [name for name, case in OP_CASES.items() if case.num_deferred])
+def test_tensor_of_any_op_written_between_b_and_w_is_an_error(name, which):
+    model, inputs, queue = OP_CASES[name].build(), OP_CASES[name].inputs(), WeightQueue()
+    with deferring(queue):
+        y = model(*(x.requires_grad_() if x.is_floating_point() else x for x in inputs))
+        y.backward(torch.ones_like(y))
+    item = queue._items[-1]
+    getattr(item, which).add_(1)
+    message = f"W of {item.weight_gradient.op}: its .* was modified in place after B"
+    with pytest.raises(RuntimeError, match=message):
+        queue.run()
+    assert len(queue) == OP_CASES[name].num_deferred

@@ -13,6 +13,9 @@ from zerobubble.autograd.consumers import Use, graph_nodes, uses_of_parameters
 from zerobubble.autograd.intercept import deferring
 from zerobubble.autograd.queue import WeightQueue
 
+_UNUSED = "parameters without use: this call has no gradient for them"
+_IN_CHECKPOINT = "parameters in a reentrant checkpoint: their use is seen in B only"
+
 
 class SplitRow(NamedTuple):
     """One parameter: the FLOPs of its gradient in W and in B, and why it is in B."""
@@ -40,9 +43,9 @@ class SplitReport:
 
     @property
     def summary(self) -> str:
-        """One line: the share, and the reasons for what stays in B."""
-        short = [reason.split(":")[0] for reason in self._in_b()]
-        return f"{self._share}{'; in B: ' if short else ''}{', '.join(short)}"
+        """One line: the share, and what stays in B."""
+        short = ", ".join(reason.split(":")[0] for reason in self._in_b())
+        return f"{self._share}; {short} in B" if short else self._share
 
     def __str__(self) -> str:
         """Draw a table: a line for W, and one for each reason to stay in B."""
@@ -94,10 +97,10 @@ aten::lstm
         if parameter.requires_grad:
             found = uses.get(parameter, [])
             in_b = [use for use in found if not use.in_w]
-            reason = _reason(name, parameter, owners[name], in_b[0]) if in_b else ""
+            reason = _reason(name, parameter, owners[name], in_b) if in_b else ""
             if not found:
                 hidden = "CheckpointFunctionBackward" in names
-                reason = "in a reentrant checkpoint: seen in B only" if hidden else "not used"
+                reason = _IN_CHECKPOINT if hidden else _UNUSED
             flops_in_w = sum(use.num_flops for use in found if use.in_w)
             flops_in_b = sum(use.num_flops for use in in_b)
             rows.append(SplitRow(name, flops_in_w, flops_in_b, reason))
@@ -108,23 +111,24 @@ def _own(module: nn.Module) -> list[str]:
     return [name for name, _ in module.named_parameters(recurse=False)]
 
 
-def _reason(name: str, parameter: nn.Parameter, owner: nn.Module, use: Use) -> str:
+def _reason(name: str, parameter: nn.Parameter, owner: nn.Module, uses: list[Use]) -> str:
+    use = max(uses, key=lambda use: use.num_flops)
     kind = type(owner).__name__
     if parameter._backward_hooks:
-        return "has a tensor hook: it must see the gradient in B"
+        return "parameters with a tensor hook: it must see the gradient in B"
     if type(parameter) is not nn.Parameter:
-        return f"{type(parameter).__name__}: used through a tensor subclass"
+        return f"parameters of class {type(parameter).__name__}: used through a tensor subclass"
     if isinstance(owner, nn.RNNBase | nn.RNNCellBase):
         kind = getattr(owner, "mode", kind.removesuffix("Cell"))
         return f"{kind} cells: no split for aten::{kind.lower()}"
     if "Norm" in kind and not use.num_flops:
         return "norms: cheap, kept in B on purpose"
     if "parametrizations." in name:
-        return "parametrized: the parameter is not an operand itself"
+        return "parametrized weights: the parameter is not an operand itself"
     if use.op == "aten::embedding":
-        return "sparse or renormalized embedding: no split for it"
+        return "sparse or renormalized embeddings: no split for them"
     if use.op.startswith("Compiled"):
-        return "compiled: its gradient is in the compiled backward"
+        return "compiled layers: the compiled backward is a whole"
     if not use.op.startswith("aten::"):
         return f"autograd function {use.op}: its backward is a whole"
     if use.num_flops:
