@@ -23,9 +23,8 @@ def split_lines(
     stage 0: 100% of parameter-gradient FLOPs in W; norms in B
     stage 1: 100% of parameter-gradient FLOPs in W; norms in B
     """
-    with torch.device("meta"):
-        for stage in sorted(_split_stages(schedule)):
-            yield f"stage {stage}: {_summary(config, layers_of_stage[stage])}"
+    for stage in sorted(_split_stages(schedule)):
+        yield f"stage {stage}: {_summary(config, layers_of_stage[stage])}"
 
 
 def _split_stages(schedule: Schedule) -> set[int]:
@@ -38,9 +37,10 @@ def _split_stages(schedule: Schedule) -> set[int]:
 
 def _summary(config: ModelConfig, numbers: range) -> str:
     builders = build_layers(config)
-    module = StageModule({number: builders[number]() for number in numbers})
-    if numbers.start == 0:
-        x = torch.zeros(1, config.sequence, dtype=torch.int64)
-    else:
-        x = torch.zeros(1, config.sequence, config.dim, requires_grad=True)
+    with torch.device("meta"):
+        module = StageModule({number: builders[number]() for number in numbers})
+        if numbers.start == 0:
+            x = torch.zeros(1, config.sequence, dtype=torch.int64)
+        else:
+            x = torch.zeros(1, config.sequence, config.dim, requires_grad=True)
     return split_report(module, x).summary
