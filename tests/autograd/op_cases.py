@@ -122,6 +122,11 @@ OP_CASES = {
     "matmul_left_of_batch": case(lambda x, w: w @ x, (7, NUM_TOKENS)),
     "matmul_left_of_deep": case(lambda x, w: w @ x.mT, (7, WIDTH), inputs=deep),
     "column_major": Case(ColumnMajor, hidden, 2),
+    "linear_narrow_bias": case(lambda x, w, b: F.linear(x, w, b), (7, WIDTH), (1,)),
+    "addmm_narrow_bias": case(lambda x, w, b: torch.addmm(b, x, w), (9, 7), (1,), inputs=plane),
+    "addmm_view_of_bias": case(
+        lambda x, w, b: torch.addmm(b[1:8], x, w), (9, 7), (9,), inputs=plane
+    ),
     "bmm": case(lambda x, w: torch.bmm(x, w), E, inputs=experts),
     "bmm_left": case(lambda x, w: w.bmm(x.mT), (4, 5, WIDTH), inputs=experts),
     "bmm_of_transposed": case(lambda x, w: x.bmm(w.mT), (4, 5, WIDTH), inputs=experts),

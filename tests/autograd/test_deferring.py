@@ -5,6 +5,7 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
+from op_cases import OP_CASES
 from torch import nn
 from torch.nn.functional import linear as imported_before
 from torch.utils.checkpoint import checkpoint
@@ -169,6 +170,27 @@ def test_double_backward_is_a_clear_error():
         y = linear(x).exp().sum()
         with pytest.raises(RuntimeError, match=r"linear.*\(3, 3\).*double backward.*outside"):
             torch.autograd.grad(y, x, create_graph=True)
+
+
+@pytest.mark.parametrize("name", [name for name, case in OP_CASES.items() if case.num_deferred])
+def test_double_backward_of_any_op_is_a_clear_error(name):
+    inputs = [x.requires_grad_() if x.is_floating_point() else x for x in OP_CASES[name].inputs()]
+    with deferring(WeightQueue()):
+        y = OP_CASES[name].build()(*inputs).sum()
+        with pytest.raises(RuntimeError, match="no double backward while deferring: run this part"):
+            y.backward(create_graph=True)
+
+
+@pytest.mark.parametrize("way", ["hook", "retain_grad"])
+def test_view_whose_gradient_somebody_watches_stays_in_b(way):
+    weight, queue, seen = nn.Parameter(torch.eye(3)), WeightQueue(), []
+    view = weight.t()
+    view.register_hook(seen.append) if way == "hook" else view.retain_grad()
+    with deferring(queue):
+        (torch.ones(2, 3) @ view).sum().backward()
+    assert len(queue) == 0
+    gradient = seen[0] if way == "hook" else view.grad
+    assert torch.equal(gradient, torch.full((3, 3), 2.0))
 
 
 def test_gradient_asked_for_by_name_leaves_parameters_alone():

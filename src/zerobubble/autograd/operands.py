@@ -83,6 +83,7 @@ def _is_direct_view(operand: Tensor, parameter: Parameter) -> bool:
         and node is not None
         and node.name() in _VIEWS
         and not operand._backward_hooks
+        and not operand.retains_grad
         and getattr(node.next_functions[0][0], "variable", None) is parameter
         and torch.empty_like(parameter, device="meta").stride() == parameter.stride()
     )

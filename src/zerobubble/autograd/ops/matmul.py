@@ -27,10 +27,18 @@ class _Matmul(ParameterSplit):
     """Split ``y = x @ right + bias``, right being the weight or its transpose."""
 
     def __init__(
-        self, op: str, weight: Tensor, source: Source, biases: tuple[Source, ...], transposed: bool
+        self,
+        op: str,
+        weight: Tensor,
+        source: Source,
+        *,
+        transposed: bool,
+        bias: Tensor | None = None,
+        biases: tuple[Source, ...] = (),
     ) -> None:
         super().__init__(op, weight.shape, source, *biases)
         self.transposed = transposed
+        self.bias_shape = () if bias is None else bias.shape
         # torch.mm gives the gradient of a column-major right operand as its transpose.
         self.by_columns = _is_row_major(weight) if transposed else _is_column_major(weight)
 
@@ -53,7 +61,7 @@ class _Matmul(ParameterSplit):
         # torch.linear adds the bias inside the GEMM, to rows, only for such inputs.
         if len(self._sources) > 1 and (x.dim() == 2 or (x.dim() == 3 and x.is_contiguous())):
             dy = _rows(dy)
-        return tuple(dy.sum_to_size(dy.shape[-1:]) for _ in self._sources[1:])
+        return tuple(dy.sum_to_size(self.bias_shape) for _ in self._sources[1:])
 
     def add_to(self, gradient: Tensor, x: Tensor, dy: Tensor) -> tuple[Tensor, ...] | None:
         if any(source.restore for source in self._sources) or gradient.dtype != dy.dtype:
@@ -94,7 +102,7 @@ def linear(op: Op, queue: WeightQueue, input: Any, weight: Any, bias: Any = None
     source, biases = source_of(weight, dim=2), sources_of_bias(bias)
     if source is None or biases is None or not is_rows(input):
         return NotImplemented
-    split = _Matmul("linear", weight, source, biases, transposed=True)
+    split = _Matmul("linear", weight, source, transposed=True, bias=bias, biases=biases)
     x, weight, bias = autocast(input, weight, bias)
     return defer(op, x, (weight, bias), split, queue)
 
@@ -109,7 +117,7 @@ def matmul(op: Op, queue: WeightQueue, *operands: Any, **options: Any) -> Any:
     source = source_of(right, dim=2)
     if source is None:
         return _matmul_on_left(op, queue, left, right)
-    split = _Matmul("matmul", right, source, (), transposed=False)
+    split = _Matmul("matmul", right, source, transposed=False)
     x, weight = autocast(left, right)
     return defer(op, x, (weight,), split, queue)
 
@@ -124,7 +132,7 @@ def _matmul_on_left(op: Op, queue: WeightQueue, weight: Tensor, x: Tensor) -> An
         x, weight = autocast(x, weight)
         return defer(lambda x, weight: op(weight, x), x, (weight,), split, queue)
     # torch.matmul folds the transposed batch into rows.
-    split = _Matmul("matmul", weight, source, (), transposed=True)
+    split = _Matmul("matmul", weight, source, transposed=True)
     x, weight = autocast(x, weight)
     y = defer(partial(_times_transposed, op), x.mT, (weight,), split, queue)
     return y.mT.contiguous()
@@ -143,7 +151,7 @@ def addmm(op: Op, queue: WeightQueue, *operands: Any, **options: Any) -> Any:
     source, biases = source_of(weight, dim=2), sources_of_bias(bias)
     if bias is None or bias.dim() != 1 or source is None or biases is None or not is_rows(x):
         return NotImplemented
-    split = _Matmul("addmm", weight, source, biases, transposed=False)
+    split = _Matmul("addmm", weight, source, transposed=False, bias=bias, biases=biases)
     x, weight, bias = autocast(x, weight, bias)
     return defer(partial(op, bias), x, (weight,), split, queue)
 
