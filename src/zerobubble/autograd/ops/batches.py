@@ -84,7 +84,7 @@ def baddbmm(op: Op, queue: WeightQueue, *operands: Any, **options: Any) -> Any:
 
 def batched_matmul(queue: WeightQueue, left: Tensor, right: Tensor) -> Any:
     """Split ``left @ right`` of equal leading dimensions, as the bmm that torch.matmul runs."""
-    if left.shape[:-2] != right.shape[:-2]:
+    if left.shape[:-2] != right.shape[:-2] or not (source_of(left) or source_of(right)):
         return NotImplemented
     batch = left.shape[:-2]
     flat = [t if t.dim() == 3 else t.reshape(prod(batch), *t.shape[-2:]) for t in (left, right)]

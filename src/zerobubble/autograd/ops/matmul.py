@@ -134,13 +134,13 @@ def _matmul_on_left(op: Op, queue: WeightQueue, weight: Tensor, x: Tensor) -> An
     # torch.matmul folds the transposed batch into rows.
     split = _Matmul("matmul", weight, source, transposed=True)
     x, weight = autocast(x, weight)
-    y = defer(partial(_times_transposed, op), x.mT, (weight,), split, queue)
-    return y.mT.contiguous()
+    rows = x.mT.flatten(0, -2)
+    y = defer(_times_transposed, rows, (weight,), split, queue)
+    return y.view(*x.mT.shape[:-1], len(weight)).mT.contiguous()
 
 
-def _times_transposed(matmul: Op, x: Tensor, weight: Tensor) -> Any:
-    """Return ``x @ weight.t()``; torch.matmul folds x for an operand that requires a gradient."""
-    return matmul(x, weight.t().detach().requires_grad_())
+def _times_transposed(x: Tensor, weight: Tensor) -> Tensor:
+    return x.mm(weight.t())
 
 
 def addmm(op: Op, queue: WeightQueue, *operands: Any, **options: Any) -> Any:
