@@ -196,6 +196,9 @@ OP_CASES = {
         (VOCABULARY + 2, 8),
         inputs=tokens,
     ),
+    "embedding_negative_padding": case(
+        lambda i, w: F.embedding(i, w, -3), (VOCABULARY, 8), inputs=tokens
+    ),
     "autocast_matmul_left": autocast_case(lambda x, w: w @ x, (7, NUM_TOKENS)),
     "autocast_bmm": autocast_case(lambda x, w: x.bmm(w), E, inputs=experts),
     "autocast_baddbmm": autocast_case(

@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 from split_cases import CASES, Checkpointed, GPTBlock, OwnFunction
 from torch import nn
 from torch.nn.functional import linear as imported_before
@@ -108,6 +109,24 @@ def test_reasons_of_other_kinds():
     )
     reason = "parameters in a reentrant checkpoint: their use is seen in B only"
     assert {row.reason for row in report.rows} == {reason}
+
+
+@pytest.mark.parametrize("first", ["split", "in B"])
+def test_activation_of_parameters_alone_is_no_weight(first):
+    """Its gradient is what B is for, even if it has the size of the parameter behind it."""
+    linear = nn.Linear(8, 8, bias=False)
+
+    def run(x, p):
+        h = F.linear(x, p) if first == "split" else imported_before(x, p)
+        return imported_before(h, linear.weight)
+
+    model = _Call(run, 8, 8)
+    model.linear = linear
+    report = zb.split_report(model, torch.randn(8, 8))
+    num_flops = 2 * 8 * 8 * 8
+    in_w = num_flops if first == "split" else 0
+    assert report.rows[0][1:3] == (in_w, num_flops - in_w)
+    assert report.rows[1][1:3] == (0, num_flops)
 
 
 def test_checkpoint_that_is_not_reentrant_is_seen_and_not_recomputed():
