@@ -1,7 +1,7 @@
 """Pipeline-parallel training for any PyTorch model without idle time.
 
-The names that need torch, ``Pipeline`` and ``PipelineOptimizer``, and what only a search needs are
-loaded when first used.
+The names that need torch (``Pipeline``, ``PipelineOptimizer``, ``split_report``, ``splitting``) and
+what only a search needs are loaded when first used.
 """
 
 from importlib import import_module
@@ -17,6 +17,7 @@ from zerobubble.simulate import Timeline, simulate
 from zerobubble.verify import verify
 
 if TYPE_CHECKING:
+    from zerobubble.autograd import split_report, splitting
     from zerobubble.runtime import Pipeline, PipelineOptimizer
     from zerobubble.search import SearchResult
 
@@ -38,16 +39,26 @@ __all__ = [
     "from_building_block",
     "search",
     "simulate",
+    "split_report",
+    "splitting",
     "verify",
 ]
+
+
+_TORCH_NAMES = {
+    "Pipeline": "zerobubble.runtime",
+    "PipelineOptimizer": "zerobubble.runtime",
+    "split_report": "zerobubble.autograd",
+    "splitting": "zerobubble.autograd",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name == "SearchResult":
         return getattr(import_module("zerobubble.search.engine"), name)
-    if name in ("Pipeline", "PipelineOptimizer"):
+    if name in _TORCH_NAMES:
         try:
-            return getattr(import_module("zerobubble.runtime"), name)
+            return getattr(import_module(_TORCH_NAMES[name]), name)
         except ModuleNotFoundError as error:
             if error.name != "torch":
                 raise

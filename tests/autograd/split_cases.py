@@ -1,48 +1,27 @@
 """Which models must have the same gradients in two parts as in one? One table, read by the tests.
 
-Every case builds its model and the inputs of one microbatch. ``num_deferred`` is how many ops one
-microbatch leaves to W: it pins what is intercepted, where equal gradients cannot tell.
+Here are models of many kinds; ``op_cases.py`` has one for each op and its options,
+``trap_cases.py`` those that use autograd in unusual ways.
 """
-
-from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from case import (
+    NUM_TOKENS,
+    VOCABULARY,
+    WIDTH,
+    Case,
+    half_hidden,
+    hidden,
+    image,
+    matrix,
+    single,
+    tokens,
+)
+from op_cases import OP_CASES
+from torch import nn
 from torch.utils.checkpoint import checkpoint
-
-WIDTH, NUM_TOKENS, VOCABULARY = 16, 6, 20
-
-
-class Case(NamedTuple):
-    build: Callable[[], nn.Module]
-    inputs: Callable[[], tuple[Any, ...]]
-    num_deferred: int
-
-
-def hidden() -> tuple[Tensor]:
-    return (torch.randn(2, NUM_TOKENS, WIDTH),)
-
-
-def half_hidden() -> tuple[Tensor]:
-    return (hidden()[0].bfloat16(),)
-
-
-def single() -> tuple[Tensor]:
-    return (torch.randn(1, NUM_TOKENS, WIDTH),)
-
-
-def tokens() -> tuple[Tensor]:
-    return (torch.randint(0, VOCABULARY, (2, NUM_TOKENS)),)
-
-
-def image() -> tuple[Tensor]:
-    return (torch.randn(2, 3, 8, 8),)
-
-
-def matrix(*shape: int) -> nn.Parameter:
-    return nn.Parameter(torch.randn(shape) / 4)
+from trap_cases import TRAP_CASES
 
 
 class GPTBlock(nn.Module):
@@ -325,7 +304,7 @@ CASES: dict[str, Case] = {
     "twice": Case(Twice, hidden, 3),
     "thrice": Case(Thrice, hidden, 4),
     "frozen": Case(Frozen, hidden, 2),
-    "products": Case(Products, hidden, 5),
+    "products": Case(Products, hidden, 6),
     "addmm": Case(Addmm, hidden, 2),
     "in_place": Case(InPlace, hidden, 4),
     "nested_outputs": Case(Nested, lambda: hidden() + hidden(), 2),
@@ -333,7 +312,7 @@ CASES: dict[str, Case] = {
     "reentrant_checkpoint": Case(lambda: Checkpointed(use_reentrant=True), hidden, 8),
     "autocast": Case(lambda: Autocast(GPTBlock()), hidden, 4),
     "autocast_llama": Case(lambda: Autocast(LlamaBlock()), hidden, 7),
-    "autocast_products": Case(lambda: Autocast(Products()), hidden, 5),
+    "autocast_products": Case(lambda: Autocast(Products()), hidden, 6),
     "autocast_addmm": Case(lambda: Autocast(Addmm()), hidden, 2),
     "autocast_twice": Case(lambda: Autocast(Twice()), hidden, 3),
     "autocast_tied": Case(lambda: Autocast(TiedHead()), tokens, 6),
@@ -343,8 +322,10 @@ CASES: dict[str, Case] = {
     "recurrent": Case(Recurrent, hidden, 1),
     "own_function": Case(OwnFunction, hidden, 1),
     "experts": Case(Experts, hidden, 7),
-    "convolutions": Case(Convolutions, image, 1),
+    "convolutions": Case(Convolutions, image, 3),
     "layouts": Case(Layouts, hidden, 7),
     "transposed": Case(Transposed, lambda: (torch.randn(7, 64, 33),), 1),
     "shared_gradient": Case(SharedGradient, single, 1),
+    **OP_CASES,
+    **TRAP_CASES,
 }

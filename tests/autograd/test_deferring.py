@@ -5,6 +5,7 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
+from op_cases import OP_CASES
 from torch import nn
 from torch.nn.functional import linear as imported_before
 from torch.utils.checkpoint import checkpoint
@@ -171,6 +172,27 @@ def test_double_backward_is_a_clear_error():
             torch.autograd.grad(y, x, create_graph=True)
 
 
+@pytest.mark.parametrize("name", [name for name, case in OP_CASES.items() if case.num_deferred])
+def test_double_backward_of_any_op_is_a_clear_error(name):
+    inputs = [x.requires_grad_() if x.is_floating_point() else x for x in OP_CASES[name].inputs()]
+    with deferring(WeightQueue()):
+        y = OP_CASES[name].build()(*inputs).sum()
+        with pytest.raises(RuntimeError, match="no double backward while deferring: run this part"):
+            y.backward(create_graph=True)
+
+
+@pytest.mark.parametrize("way", ["hook", "retain_grad"])
+def test_view_whose_gradient_somebody_watches_stays_in_b(way):
+    weight, queue, seen = nn.Parameter(torch.eye(3)), WeightQueue(), []
+    view = weight.t()
+    view.register_hook(seen.append) if way == "hook" else view.retain_grad()
+    with deferring(queue):
+        (torch.ones(2, 3) @ view).sum().backward()
+    assert len(queue) == 0
+    gradient = seen[0] if way == "hook" else view.grad
+    assert torch.equal(gradient, torch.full((3, 3), 2.0))
+
+
 def test_gradient_asked_for_by_name_leaves_parameters_alone():
     linear, queue, x = nn.Linear(3, 3), WeightQueue(), torch.ones(1, 3, requires_grad=True)
     with deferring(queue):
@@ -256,10 +278,20 @@ def test_compiled_module_stays_whole_and_is_compiled_once():
     [
         lambda x, w: F.linear(x[0], w),
         lambda x, w: F.linear(x, w[0]),
-        lambda x, w: w @ x.t(),
         lambda x, w: x[0] @ w,
         lambda x, w: torch.mm(input=x, mat2=w),
         lambda x, w: F.linear(x, w.tanh()),
+        lambda x, w: F.linear(x, w[1:].t().t()),
+        lambda x, w: x @ w.expand(2, 3, 3)[0],
+        lambda x, w: w @ x[0],
+        lambda x, w: x.expand(2, 3, 3) @ w[None],
+        lambda x, w: torch.einsum("ij,kl->il", x, w),
+        lambda x, w: torch.einsum("ii,ij->ij", x, w),
+        lambda x, w: torch.einsum("i...,...k->ik", x, w),
+        lambda x, w: torch.einsum("ij,jk->k", x, w),
+        lambda x, w: torch.einsum("ij,ij->ij", x, w),
+        lambda x, w: torch.einsum("ij,jk,kl->il", x, x, w),
+        lambda x, w: F.conv1d(x, w[None]),
         lambda x, w: F.linear(x, w, w.sum(0)),
         lambda x, w: torch.addmm(x, x, w),
         lambda x, w: torch.addmm(x[0], x, w, alpha=2),

@@ -1,11 +1,14 @@
 """Does a queue hold what W needs, check it, hand it to ``.grad`` and let go of it?"""
 
+import copy
 import gc
 import weakref
 
 import pytest
 import torch
+from op_cases import OP_CASES
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from zerobubble.autograd import WeightQueue, deferring
 
@@ -78,7 +81,7 @@ def test_only_needed_tensors_live_between_b_and_w():
     assert queue.nbytes == 0
 
 
-def test_each_item_is_freed_before_the_next_one_runs():
+def test_each_item_is_freed_before_its_gradients_are_added():
     layers = nn.Sequential(*(nn.Linear(3, 3) for _ in range(3)))
     queue = _after_b(layers, torch.randn(4, 3))
     items = [weakref.ref(t) for item in queue._items for t in (item.x, item.dy)]
@@ -88,7 +91,7 @@ def test_each_item_is_freed_before_the_next_one_runs():
             lambda _: alive.append((len(queue), sum(ref() is not None for ref in items)))
         )
     queue.run()
-    assert alive == [(2, 6), (1, 4), (0, 2)]
+    assert alive == [(2, 4), (1, 2), (0, 0)]
     assert [ref() for ref in items] == [None] * 6
 
 
@@ -187,3 +190,93 @@ def test_queue_refers_to_no_graph():
     x = torch.randn(4, 3, requires_grad=True)
     queue = _after_b(nn.Linear(3, 3), x.exp())
     assert all(item.x.grad_fn is None and item.dy.grad_fn is None for item in queue._items)
+
+
+def _two_microbatches(module, x, **options):
+    for i in range(2):
+        queue = WeightQueue(**options)
+        with deferring(queue):
+            module(x * (i + 1)).sum().backward()
+        queue.run()
+
+
+@pytest.mark.parametrize("num_rows", [8, 1024])
+def test_fused_adds_within_the_gemm(num_rows):
+    exact, x = nn.Linear(64, 48), torch.randn(num_rows, 64)
+    fused, expected = copy.deepcopy(exact), copy.deepcopy(exact)
+    gradients = [x.t() @ torch.ones(num_rows, 48) * i for i in (1, 2)]
+    _two_microbatches(exact, x)
+    _two_microbatches(fused, x, fused=True)
+    for i in range(2):
+        expected(x * (i + 1)).sum().backward()
+    assert torch.equal(exact.weight.grad, expected.weight.grad)
+    assert torch.equal(fused.bias.grad, expected.bias.grad)
+    assert torch.allclose(fused.weight.grad, sum(gradients).t(), rtol=1e-5, atol=1e-3)
+    same = torch.equal(fused.weight.grad, expected.weight.grad)
+    assert same or num_rows == 1024
+    error = (fused.weight.grad - expected.weight.grad).abs().max()
+    assert error <= 2e-7 * expected.weight.grad.abs().max()
+
+
+def test_fused_allocates_no_product():
+    linear, x, addresses = nn.Linear(64, 64, bias=False), torch.randn(8, 64), []
+    linear.weight.register_post_accumulate_grad_hook(lambda p: addresses.append(p.grad.data_ptr()))
+    with _Products() as products:
+        _two_microbatches(linear, x, fused=True)
+    assert products.names == ["mm", "addmm_"]
+    assert len(set(addresses)) == 1
+
+
+class _Products(TorchDispatchMode):
+    """Names the matrix products that W runs, those of F and B being on fewer rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        if ("mm" in name and tuple(args[0].shape) == (64, 64)) or (
+            name == "mm" and len(args[0]) == 64
+        ):
+            self.names.append(name)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_main_grad_sums_in_float32(dtype, fused):
+    linear, x, seen = nn.Linear(8, 8).to(dtype), torch.randn(16, 8).to(dtype), []
+    linear.weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.main_grad.clone()))
+    _two_microbatches(linear, x, fused=fused, main_grad=True)
+    expected = torch.zeros(8, 8)
+    for i in range(2):
+        expected += torch.ones(16, 8, dtype=dtype).t().mm(x * (i + 1)).float()
+        assert torch.equal(seen[i], expected) or (fused and torch.allclose(seen[i], expected))
+    assert linear.weight.main_grad.dtype == linear.bias.main_grad.dtype == torch.float32
+    assert torch.equal(linear.bias.main_grad, torch.full((8,), 32.0))
+    assert linear.weight.grad is linear.bias.grad is None
+
+
+def test_fused_sums_a_parameter_that_is_used_twice_first():
+    linear, expected, x = nn.Linear(3, 3), nn.Linear(3, 3), torch.randn(4, 3)
+    expected.load_state_dict(linear.state_dict())
+    _two_microbatches(lambda x: linear(linear(x)), x, fused=True)
+    for i in range(2):
+        expected(expected(x * (i + 1))).sum().backward()
+    assert torch.equal(linear.weight.grad, expected.weight.grad)
+
+
+@pytest.mark.parametrize("which", ["x", "dy"])
+@pytest.mark.parametrize("name", [name for name, case in OP_CASES.items() if case.num_deferred])
+def test_tensor_of_any_op_written_between_b_and_w_is_an_error(name, which):
+    model, inputs, queue = OP_CASES[name].build(), OP_CASES[name].inputs(), WeightQueue()
+    with deferring(queue):
+        y = model(*(x.requires_grad_() if x.is_floating_point() else x for x in inputs))
+        y.backward(torch.ones_like(y))
+    item = queue._items[-1]
+    getattr(item, which).add_(1)
+    message = f"W of {item.weight_gradient.op}: its .* was modified in place after B"
+    with pytest.raises(RuntimeError, match=message):
+        queue.run()
+    assert len(queue) == OP_CASES[name].num_deferred

@@ -6,14 +6,27 @@ the :class:`WeightQueue` (W) whenever it suits: the gradients are those of a pla
 
 ::
 
+    splitting.py   B and W of one call, by hand
     intercept.py   which calls are caught while a module runs
-    ops.py         how each caught op is split: input gradient at B, weight gradient at W
+    ops/           how each caught op is split: input gradient at B, weight gradient at W
     operands.py    which operands can be split
     function.py    the node that stands in the autograd graph
     queue.py       what waits between B and W, and how it reaches ``.grad``
+    report.py      what is left to W, and why the rest is not
+    consumers.py   which ops of a graph use a parameter
 """
 
 from zerobubble.autograd.intercept import deferring, ready_to_defer
 from zerobubble.autograd.queue import WeightQueue
+from zerobubble.autograd.report import SplitReport, split_report
+from zerobubble.autograd.splitting import SplitCall, splitting
 
-__all__ = ["WeightQueue", "deferring", "ready_to_defer"]
+__all__ = [
+    "SplitCall",
+    "SplitReport",
+    "WeightQueue",
+    "deferring",
+    "ready_to_defer",
+    "split_report",
+    "splitting",
+]

@@ -1,6 +1,6 @@
 """How does one op run so that its backward stops at the input gradient?"""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -22,6 +22,9 @@ class Split(WeightGradient, Protocol):
 
     def input_gradient(self, x: Tensor, weight: Tensor, dy: Tensor) -> Tensor:
         """Return the gradient of x, of the shape of x."""
+
+    def num_weight_flops(self, y_shape: Sequence[int]) -> int:
+        """Count the operations of the GEMM or convolution in W, from the output's shape."""
 
 
 class _Call(NamedTuple):
@@ -60,6 +63,8 @@ class _Deferred(torch.autograd.Function):
         return (None if weight is None else split.input_gradient(x, weight, dy)), None, None
 
 
+_NODE_NAME = "_DeferredBackward"
+
 # Function.apply first looks for tensors left over from functorch transforms, at twice the cost.
 _apply = super(torch.autograd.Function, _Deferred).apply
 
@@ -73,3 +78,9 @@ def defer(op: Op, x: Tensor, operands: tuple[Any, ...], split: Split, queue: Wei
     call = _Call(op, operands, split, queue)
     y: Tensor = _apply(x, _ANCHOR, call)  # type: ignore[no-untyped-call]
     return y
+
+
+def split_of(node: Any) -> Split | None:
+    """Return how the op behind a node of the autograd graph is split; None for other nodes."""
+    split: Split | None = getattr(node, "split", None) if node.name() == _NODE_NAME else None
+    return split

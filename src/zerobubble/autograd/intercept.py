@@ -7,26 +7,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch.autograd import forward_ad
 
-from zerobubble.autograd import ops
 from zerobubble.autograd.function import Op
+from zerobubble.autograd.ops import SITES
 from zerobubble.autograd.queue import WeightQueue
-
-# One entry per name under which a module may call an op. A handler returns NotImplemented for a
-# call that it leaves to plain autograd.
-SITES: tuple[tuple[Any, str, Op], ...] = (
-    (F, "linear", ops.linear),
-    (torch, "matmul", ops.matmul),
-    (torch.Tensor, "matmul", ops.matmul),
-    (torch.Tensor, "__matmul__", ops.matmul),
-    (torch, "mm", ops.matmul),
-    (torch.Tensor, "mm", ops.matmul),
-    (torch, "addmm", ops.addmm),
-    (torch.Tensor, "addmm", ops.addmm),
-    (F, "embedding", ops.embedding),
-)
 
 
 class _Here(threading.local):
@@ -47,8 +32,9 @@ def deferring(queue: WeightQueue) -> Iterator[WeightQueue]:
     Active around a module's forward, it makes these ops remember the queue; active around the
     backward (B), it lets activation checkpointing do the same when it recomputes. Blocks nest, the
     innermost queue counts, and the last one to be left restores every patched function.
-    Handled: linear, matmul, mm, addmm, embedding with a trainable leaf ``Parameter`` as weight and
-    without tensor hooks. Everything else, and all compiled code, keeps its gradients in B.
+    Handled: the functions of ``ops.SITES`` (linear, matrix products, einsum, convolutions,
+    embedding) with a trainable leaf ``Parameter``, or a view of one, as weight and without tensor
+    hooks. Everything else, and all compiled code, keeps its gradients in B.
     Source: Zero Bubble, arXiv 2401.10241, section 2.
 
     Raises:

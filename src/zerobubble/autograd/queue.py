@@ -17,6 +17,12 @@ class WeightGradient(Protocol):
     def __call__(self, x: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
         """Return one new gradient per parameter, given the op's input and output gradient."""
 
+    def add_to(self, gradient: Tensor, x: Tensor, dy: Tensor) -> tuple[Tensor, ...] | None:
+        """Add the first parameter's gradient within a GEMM and return the others'.
+
+        None, and nothing added, where that cannot be done.
+        """
+
 
 class _Item(NamedTuple):
     weight_gradient: WeightGradient
@@ -56,9 +62,19 @@ class WeightQueue:
     >>> queue.run()
     >>> len(queue), linear.bias.grad
     (0, tensor([4., 4.]))
+
+    Args:
+        fused: let the GEMM of a weight add to ``.grad`` itself (``addmm_``), without memory for
+            the product. Rounds in another order than a plain backward once the GEMM sums in
+            blocks: 1.4e-7 of the largest gradient in float32 (512 rows and more), 7e-3 in
+            bfloat16.
+        main_grad: add to the float32 buffer ``parameter.main_grad``, made when missing, in place
+            of ``.grad``; post-accumulate-grad hooks find it up to date.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, fused: bool = False, main_grad: bool = False) -> None:
+        self.fused = fused
+        self.main_grad = main_grad
         self._items: deque[_Item] = deque()
         self._num_private = 0
 
@@ -101,40 +117,79 @@ class WeightQueue:
         Raises:
             RuntimeError: a saved tensor was modified in place since B; no ``.grad`` has changed.
         """
-        for item in self._items:
-            item.check()
+        self._check()
         num_left = Counter(p for item in self._items for p in item.weight_gradient.parameters)
+        once = {parameter for parameter, num in num_left.items() if num == 1}
         sums: dict[Parameter, Tensor] = {}
         self._num_private = 0
         while self._items:
-            _run(self._items.popleft(), num_left, sums)
+            for parameter, new in self._gradients(self._items.popleft(), once):
+                earlier = sums.pop(parameter, None)
+                total = new if earlier is None else _add(earlier, new)
+                num_left[parameter] -= 1
+                if num_left[parameter]:
+                    sums[parameter] = total
+                else:
+                    self._accumulate(parameter, total)
 
+    def _check(self) -> None:
+        for item in self._items:
+            item.check()
 
-def _run(item: _Item, num_left: Counter[Parameter], sums: dict[Parameter, Tensor]) -> None:
-    weight_gradient, x, dy, *_ = item
-    for parameter, new in zip(weight_gradient.parameters, weight_gradient(x, dy), strict=True):
-        earlier = sums.pop(parameter, None)
-        total = new if earlier is None else _add(earlier, new)
-        num_left[parameter] -= 1
-        if num_left[parameter]:
-            sums[parameter] = total
+    def _gradients(self, item: _Item, once: set[Parameter]) -> list[tuple[Parameter, Tensor]]:
+        """Return what is still to be added up; the item and its tensors are done with."""
+        weight_gradient, x, dy, *_ = item
+        parameters = weight_gradient.parameters
+        if self.fused and parameters[0] in once:
+            others = self._run_fused(item)
+            if others is not None:
+                return list(zip(parameters[1:], others, strict=True))
+        return list(zip(parameters, weight_gradient(x, dy), strict=True))
+
+    def _run_fused(self, item: _Item) -> tuple[Tensor, ...] | None:
+        """Add the weight's gradient within the GEMM and return those of the other parameters."""
+        weight_gradient, x, dy, *_ = item
+        weight = weight_gradient.parameters[0]
+        stored = _main_grad(weight) if self.main_grad else weight.grad
+        if stored is None or stored.layout is not torch.strided:
+            return None
+        others = weight_gradient.add_to(stored, x, dy)
+        if others is not None:
+            _call_hooks(weight)
+        return others
+
+    def _accumulate(self, parameter: Parameter, gradient: Tensor) -> None:
+        """Do what autograd does at a leaf: cast, add or take over, then call the hooks."""
+        stored = _main_grad(parameter) if self.main_grad else parameter.grad
+        if stored is None:
+            parameter.grad = _as_stored(parameter, gradient)
+        elif stored.layout is torch.strided:
+            stored.add_(gradient if gradient.dtype == stored.dtype else gradient.to(stored.dtype))
         else:
-            _accumulate(parameter, total)
+            parameter.grad = gradient + stored
+        _call_hooks(parameter)
+
+
+def move_to_main_grad(parameter: Parameter) -> None:
+    """Add ``.grad`` to the float32 buffer ``.main_grad`` and drop it, if there is one."""
+    if parameter.grad is not None:
+        _main_grad(parameter).add_(parameter.grad)
+        parameter.grad = None
+
+
+def _main_grad(parameter: Parameter) -> Tensor:
+    buffer: Tensor | None = getattr(parameter, "main_grad", None)
+    if buffer is None:
+        buffer = torch.zeros_like(parameter, dtype=torch.float32, requires_grad=False)
+        parameter.main_grad = buffer  # type: ignore[attr-defined]
+    return buffer
 
 
 def _add(total: Tensor, new: Tensor) -> Tensor:
     return total.add_(new) if total.dtype == new.dtype else total + new
 
 
-def _accumulate(parameter: Parameter, gradient: Tensor) -> None:
-    """Do what autograd does at a leaf: cast, add or take over, then call the hooks."""
-    stored = parameter.grad
-    if stored is None:
-        parameter.grad = _as_stored(parameter, gradient)
-    elif stored.layout is torch.strided:
-        stored.add_(gradient if gradient.dtype == stored.dtype else gradient.to(stored.dtype))
-    else:
-        parameter.grad = gradient + stored
+def _call_hooks(parameter: Parameter) -> None:
     hooks = parameter._post_accumulate_grad_hooks
     for hook in tuple(hooks.values()) if hooks else ():
         hook(parameter)

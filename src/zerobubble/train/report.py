@@ -13,6 +13,7 @@ from zerobubble.simulate import Timeline, simulate
 from zerobubble.train.config import TrainConfig
 from zerobubble.train.data import TextData
 from zerobubble.train.model import parameter_counts
+from zerobubble.train.split import split_lines
 from zerobubble.view.text import draw
 
 _WIDTH = 100
@@ -62,6 +63,8 @@ class Report:
             layers = ", ".join(f"{numbers[0]}-{numbers[-1]}" for numbers in ranges)
             total = sum(sum(counts[numbers.start : numbers.stop]) for numbers in ranges)
             print(f"rank {rank}: layers {layers}, {total / 1e6:.2f} M parameters")
+        for line in split_lines(self.config.model, schedule, self.pipe.layers_of_stage):
+            print(line)
         print(
             f"forecast bubble {self.forecast.bubble_makespan:.1%} of a step, from the FLOPs of "
             f"each stage\nwriting to {folder}",
