@@ -13,8 +13,8 @@ Op = Callable[..., Any]
 
 # A scalar input that needs a gradient keeps every split op in the graph, even if x needs none, and
 # its node tells a backward() into the leaves from an autograd.grad() that must leave .grad alone.
-_ANCHOR = torch.zeros((), device="cpu", requires_grad=True)
-_ANCHOR_NODE = get_gradient_edge(_ANCHOR).node
+ANCHOR = torch.zeros((), device="cpu", requires_grad=True)
+ANCHOR_NODE = get_gradient_edge(ANCHOR).node
 
 
 class Split(WeightGradient, Protocol):
@@ -55,7 +55,7 @@ class _Deferred(torch.autograd.Function):
                 "or without create_graph=True"
             )
         x, weight = ctx.saved_tensors
-        if torch._C._will_engine_execute_node(_ANCHOR_NODE):
+        if torch._C._will_engine_execute_node(ANCHOR_NODE):
             ctx.queue.push(split, x.detach(), dy)
         return (None if weight is None else split.input_gradient(x, weight, dy)), None, None
 
@@ -71,5 +71,5 @@ def defer(op: Op, x: Tensor, operands: tuple[Any, ...], split: Split, queue: Wei
     Raises RuntimeError at a double backward.
     """
     call = _Call(op, operands, split, queue)
-    y: Tensor = _apply(x, _ANCHOR, call)  # type: ignore[no-untyped-call]
+    y: Tensor = _apply(x, ANCHOR, call)  # type: ignore[no-untyped-call]
     return y

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.autograd import forward_ad
 
-from zerobubble.autograd import ops
+from zerobubble.autograd import compiled, ops
 from zerobubble.autograd.function import Op
 from zerobubble.autograd.queue import WeightQueue
 
@@ -130,9 +130,13 @@ def _restore() -> None:
 
 @functools.cache  # the same object every time: a compiled module is guarded on its identity
 def _intercepted(original: Op, handler: Op) -> Op:
+    traced = compiled.traced(handler)
+
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_compiling() and _is_plain_autograd():
+        if torch.compiler.is_compiling():
+            return traced(original, *args, **kwargs)
+        if _is_plain_autograd():
             queue = _current_queue()
             if queue is not None:
                 out = handler(original, queue, *args, **kwargs)
@@ -156,3 +160,6 @@ def _current_queue() -> WeightQueue | None:
     if _here.queue is None and _latest is not None and torch._C._current_graph_task_id() != -1:
         return _latest
     return _here.queue
+
+
+compiled.provide_addresses(_current_queue)
