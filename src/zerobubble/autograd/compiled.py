@@ -1,130 +1,77 @@
 """How does a W item leave code that torch.compile has made?
 
-While compiling, the patched ops of ``intercept.py`` run the op on an alias of its weight that
-autograd does not know, so the graph holds the input gradient alone, and tap the output: the tap's
-backward is the custom op ``zerobubble::stash``, which pushes what W needs on a queue. Which weight
-and which queue is never part of the graph. Both arrive as integer tensors, inputs of the graph that
-are read from the weight at every call, so one compiled graph serves any module and microbatch.
+While compiling, the patched ops of ``intercept.py`` run on an alias of the weight, so that the graph
+has no gradient for the Parameter itself. Their backward computes the gradients of input and bias
+where the compiler sees them, and calls the custom op ``zerobubble::stash``, which pushes what W
+needs on a queue; ``address.py`` says on which.
+
+A bias keeps its gradient in B: the sum is fused into the kernel that makes the output gradient.
+Tensor methods (``x @ weight``, ``x.mm(weight)``) stay in B, because dynamo does not look them up.
 """
 
-import itertools
 import warnings
-import weakref
-from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter
-from torch.utils.weak import WeakIdKeyDictionary
 
-from zerobubble.autograd import ops
-from zerobubble.autograd.function import ANCHOR, ANCHOR_NODE, Op
-from zerobubble.autograd.operands import is_rows, is_trainable
-from zerobubble.autograd.queue import WeightQueue
+from zerobubble.autograd import address, ops
+from zerobubble.autograd.function import ANCHOR, ANCHOR_NODE, Op, Split
+from zerobubble.autograd.operands import is_dense, is_rows
 
-T = TypeVar("T")
+# The custom op, run by the backward of a compiled graph
 
 
-class _Numbers(Generic[T]):
-    """Number objects without keeping them alive; a number is never used again."""
-
-    def __init__(self) -> None:
-        self._next = itertools.count()
-        self._tensors: Any = WeakIdKeyDictionary()
-        self._objects: weakref.WeakValueDictionary[int, T] = weakref.WeakValueDictionary()
-
-    def of(self, item: T) -> Tensor:
-        """Return the object's number, always as the same scalar int64 tensor."""
-        tensor: Tensor | None = self._tensors.get(item)
-        if tensor is None:
-            number = next(self._next)
-            self._objects[number] = item
-            tensor = self._tensors.setdefault(item, torch.tensor(number, device="cpu"))
-        return tensor
-
-    def find(self, number: Tensor) -> T | None:
-        """Return the object, or None once it is gone."""
-        return self._objects.get(int(number))
+class _Matmul(ops._Matmul):
+    def __call__(self, x: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
+        # Compiled code casts a weight once per use, so uses are summed in the weight's precision.
+        return (super().__call__(x, dy)[0].to(self.parameters[0].dtype),)
 
 
-class _Address(NamedTuple):
-    """What a graph takes in, as tensors, for one weight at one call."""
-
-    alias: Tensor
-    parameter: Tensor
-    queue: Tensor
-
-
-_parameters: _Numbers[Parameter] = _Numbers()
-_queues: _Numbers[WeightQueue] = _Numbers()
-_aliases: Any = WeakIdKeyDictionary()
+def _split_of(op: str, weight: Parameter, options: list[int]) -> Split:
+    if op == "embedding":
+        padding_idx, by_freq = options
+        return ops._Embedding(weight, padding_idx if padding_idx >= 0 else None, bool(by_freq))
+    return _Matmul(op, weight, None, transposed=op == "linear")
 
 
-def _alias(parameter: Parameter) -> Tensor:
-    """Return the same alias every time: guards compare the identities of a graph's inputs."""
-    alias: Tensor | None = _aliases.get(parameter)
-    if alias is None or alias.dtype != parameter.dtype or not alias.is_set_to(parameter):
-        alias = _aliases[parameter] = parameter.detach()
-    return alias
-
-
-def provide_addresses(current_queue: Callable[[], WeightQueue | None]) -> None:
-    """Give every Parameter its address in the running (stage, microbatch), as a property.
-
-    It is None where nothing can be deferred. Dynamo reads a property of a graph's input anew at
-    every call, and guards on what it finds, so code is compiled once more for the other case.
-    """
-
-    def address(parameter: Parameter) -> tuple[Tensor, ...] | None:
-        queue = current_queue()
-        if queue is None or not is_trainable(parameter):
-            return None
-        return tuple(_Address(_alias(parameter), _parameters.of(parameter), _queues.of(queue)))
-
-    Parameter._zerobubble_address = property(address)  # type: ignore[attr-defined]
-
-
-# zerobubble::stash, run by the backward of a compiled graph
-
-
-def _stash(x: Tensor, dy: Tensor, parameter: Tensor, queue: Tensor, op: str) -> Tensor:
+def _stash(
+    x: Tensor, dy: Tensor, parameter: Tensor, queue: Tensor, op: str, options: list[int]
+) -> Tensor:
     """Push the W of one op; return the gradient of the anchor."""
-    weight = _parameters.find(parameter)
+    weight, owner = address.parameters.find(parameter), address.queues.find(queue)
     if weight is not None and torch._C._will_engine_execute_node(ANCHOR_NODE):
-        gradient = ops._Matmul(op, weight, None, transposed=op == "linear")
-        owner = _queues.find(queue)
+        split = _split_of(op, weight, options)
         if owner is None:
-            torch.autograd.backward(weight, gradient(x, dy))
+            torch.autograd.backward(weight, *split(x, dy))
         else:
             # The graph writes its next results into the memory of x and dy.
-            owner.push(gradient, x.clone(), dy.clone())
+            owner.push(split, x.clone(), dy.clone())
     return torch.zeros((), device="cpu")
 
 
-def _fake_stash(x: Tensor, dy: Tensor, parameter: Tensor, queue: Tensor, op: str) -> Tensor:
+def _fake_stash(*operands: object) -> Tensor:
     return torch.empty((), device="cpu")
 
 
 _library = torch.library.Library("zerobubble", "DEF")
 
 
-def _register() -> None:
-    """Define the op as effectful: no pass may drop it, merge two of them or change their order."""
-    from torch._library.effects import EffectType
-
-    _library.define(
-        "stash(Tensor x, Tensor dy, Tensor parameter, Tensor queue, str op) -> Tensor",
-        tags=(torch.Tag.cudagraph_unsafe, torch.Tag.needs_exact_strides),
-    )
-    _library.impl("stash", _stash, "CompositeExplicitAutograd")
-    torch.library.register_fake("zerobubble::stash", _fake_stash, lib=_library)
-    torch.library._register_effectful_op("zerobubble::stash", EffectType.ORDERED, lib=_library)
-
-
 def _why_unavailable() -> str | None:
+    """Define the op as effectful: no pass may drop it, merge two of them or change their order."""
     try:
-        _register()
+        from torch._library.effects import EffectType
+
+        _library.define(
+            "stash(Tensor x, Tensor dy, Tensor parameter, Tensor queue, str op, int[] options)"
+            " -> Tensor",
+            tags=(torch.Tag.cudagraph_unsafe, torch.Tag.needs_exact_strides),
+        )
+        _library.impl("stash", _stash, "CompositeExplicitAutograd")
+        torch.library.register_fake("zerobubble::stash", _fake_stash, lib=_library)
+        _library._register_effectful_op("zerobubble::stash", EffectType.ORDERED)
     except (ImportError, AttributeError) as error:
         return f"torch {torch.__version__} cannot register an effectful op ({error})"
     return None
@@ -133,79 +80,151 @@ def _why_unavailable() -> str | None:
 _unavailable = _why_unavailable()
 
 
-class _Tap(torch.autograd.Function):
+# What dynamo traces in place of an op on a Parameter
+
+
+def _addmm_last(x: Tensor, weight: Tensor, bias: Tensor, addmm: Op = torch.addmm) -> Any:
+    return addmm(bias, x, weight)
+
+
+_FORWARD: dict[str, Op] = {"linear": F.linear, "matmul": torch.matmul, "addmm": _addmm_last}
+_NO_WEIGHT = Parameter(torch.empty(0, device="cpu"))
+_SPLIT = {op: ops._Matmul(op, _NO_WEIGHT, None, transposed=op == "linear") for op in _FORWARD}
+
+
+class _Product(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, y: Tensor, anchor: Tensor, x: Tensor, parameter: Tensor, queue: Tensor, op: str
-    ) -> Tensor:
+        ctx: Any, op: str, x: Tensor, weight: Tensor, bias: Tensor | None, anchor: Tensor,
+        parameter: Tensor, queue: Tensor,
+    ) -> Any:  # fmt: skip
+        ctx.save_for_backward(x, weight, parameter, queue)
+        ctx.op, ctx.num_biases = op, 0 if bias is None else bias.numel()
+        y = _FORWARD[op](x, weight) if bias is None else _FORWARD[op](x, weight, bias)
+        # A view made here would forbid in-place ops on the output.
+        return torch.ops.aten._unsafe_view(y, y.shape)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        x, weight, parameter, queue = ctx.saved_tensors
+        token = torch.ops.zerobubble.stash(x, dy, parameter, queue, ctx.op, [])
+        dx = _SPLIT[ctx.op].input_gradient(x, weight, dy) if ctx.needs_input_grad[1] else None
+        dbias = dy.flatten(0, -2).sum_to_size(ctx.num_biases) if ctx.needs_input_grad[3] else None
+        return None, dx, None, dbias, token, None, None
+
+
+class _Embedding(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, anchor: Tensor, parameter: Tensor, queue: Tensor,
+        options: tuple[int, int],
+    ) -> Any:  # fmt: skip
         ctx.save_for_backward(x, parameter, queue)
-        ctx.op = op
-        return y.view_as(y)
+        ctx.options = options
+        return torch.embedding(weight, x, *options, False)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
         x, parameter, queue = ctx.saved_tensors
-        token = torch.ops.zerobubble.stash(x, dy, parameter, queue, ctx.op)
-        return dy, token, None, None, None, None
+        token = torch.ops.zerobubble.stash(x, dy, parameter, queue, "embedding", ctx.options)
+        return None, None, token, None, None, None
 
 
-# What the patched ops do while compiling
-
-
-def _linear(op: Op, input: Any, weight: Any, bias: Any = None) -> Any:
-    x, address = _split(input, weight)
-    if address is None:
-        return op(input, weight, bias)
-    return _tap(op(x, address[0], bias), x, address, "linear")
-
-
-def _matmul(op: Op, *operands: Any, **options: Any) -> Any:
-    if options or len(operands) != 2:
-        return op(*operands, **options)
-    x, address = _split(*operands)
-    if address is None:
-        return op(*operands)
-    return _tap(op(x, address[0]), x, address, "matmul")
-
-
-def _addmm(op: Op, *operands: Any, **options: Any) -> Any:
-    if options or len(operands) != 3:
-        return op(*operands, **options)
-    bias, *factors = operands
-    x, address = _split(*factors)
-    if address is None:
-        return op(*operands)
-    return _tap(op(bias, x, address[0]), x, address, "addmm")
-
-
-def _split(x: Any, weight: Any) -> tuple[Any, Any]:
-    """Return x, cast as autocast does, and the weight's address or None."""
+def _address(weight: Any) -> Any:
+    """Return the address of a matrix that can be deferred here, or None."""
     if (
         _unavailable is not None
         or torch.compiler.is_exporting()
         or not torch.is_grad_enabled()
         or torch._C._are_functorch_transforms_active()
-        or not (type(weight) is Parameter and weight.dim() == 2 and is_rows(x))
+        or type(weight) is not Parameter
+        or weight.dim() != 2
     ):
-        return x, None
-    return _autocast(x), weight._zerobubble_address  # type: ignore[attr-defined]
+        return None
+    return weight._zerobubble_address  # type: ignore[attr-defined]
 
 
-def _tap(y: Any, x: Any, address: Any, op: str) -> Any:
-    _, parameter, queue = address
-    return _Tap.apply(y, ANCHOR, x.detach(), parameter, queue, op)  # type: ignore[no-untyped-call]
+def _product(op: str, x: Any, weight: Any, bias: Any) -> Any:
+    if not is_rows(x) or not (bias is None or (is_dense(bias) and bias.dim() == 1)):
+        return NotImplemented
+    found = _address(weight)
+    if found is None:
+        return NotImplemented
+    alias, parameter, queue = found
+    x, alias, bias = _autocast(x, alias, bias)
+    return _Product.apply(op, x, alias, bias, ANCHOR, parameter, queue)  # type: ignore[no-untyped-call]
 
 
-def _autocast(x: Tensor) -> Tensor:
+def _linear(input: Any, weight: Any, bias: Any = None) -> Any:
+    return _product("linear", input, weight, bias)
+
+
+def _matmul(*operands: Any, **options: Any) -> Any:
+    if options or len(operands) != 2:
+        return NotImplemented
+    return _product("matmul", *operands, None)
+
+
+def _addmm(*operands: Any, **options: Any) -> Any:
+    if options or len(operands) != 3:
+        return NotImplemented
+    bias, x, weight = operands
+    return _product("addmm", x, weight, bias)
+
+
+def _embedding(
+    input: Any, weight: Any, padding_idx: int | None = None, max_norm: float | None = None,
+    norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
+) -> Any:  # fmt: skip
+    found = None if sparse or max_norm is not None or not is_dense(input) else _address(weight)
+    if found is None:
+        return NotImplemented
+    alias, parameter, queue = found
+    options = (-1 if padding_idx is None else padding_idx % weight.shape[0], scale_grad_by_freq)
+    return _Embedding.apply(input, alias, ANCHOR, parameter, queue, options)  # type: ignore[no-untyped-call]
+
+
+def _autocast(x: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
     device = x.device.type
-    if torch.is_autocast_enabled(device) and x.is_floating_point() and x.dtype != torch.float64:
-        return x.to(torch.get_autocast_dtype(device))
-    return x
+    if not torch.is_autocast_enabled(device):
+        return x, *others
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(
+        t if t is None or not t.is_floating_point() or t.dtype == torch.float64 else t.to(dtype)
+        for t in (x, *others)
+    )
 
 
-_HANDLERS: dict[Op, Op] = {ops.linear: _linear, ops.matmul: _matmul, ops.addmm: _addmm}
+_HANDLERS: dict[Op, Op] = {
+    ops.linear: _linear,
+    ops.matmul: _matmul,
+    ops.addmm: _addmm,
+    ops.embedding: _embedding,
+}
 
 
-def traced(handler: Op) -> Op:
-    """Return what a call that ``handler`` takes otherwise does while torch compiles it."""
-    return _HANDLERS.get(handler, lambda op, *args, **kwargs: op(*args, **kwargs))
+@torch.compiler.assume_constant_result
+def _say_once(op: str) -> None:
+    """Warn, while compiling, that a kind of op is not deferred in compiled code."""
+    reason = _unavailable or "it has no custom op"
+    message = f"{op}: compiled code keeps its parameter gradients in B, because {reason}"
+    if message not in _said:
+        _said.add(message)
+        warnings.warn(message, stacklevel=2)
+
+
+_said: set[str] = set()
+
+
+def traced(name: str, handler: Op) -> Op:
+    """Return what a call that ``handler`` takes in eager code does while torch compiles it."""
+    compiled_handler = _HANDLERS.get(handler)
+
+    def call(op: Op, *args: Any, **kwargs: Any) -> Any:
+        if compiled_handler is None or _unavailable is not None:
+            _say_once(name)
+            return op(*args, **kwargs)
+        out = compiled_handler(*args, **kwargs)
+        return op(*args, **kwargs) if out is NotImplemented else out
+
+    return call

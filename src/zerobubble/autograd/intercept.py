@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.autograd import forward_ad
 
-from zerobubble.autograd import compiled, ops
+from zerobubble.autograd import address, compiled, ops
 from zerobubble.autograd.function import Op
 from zerobubble.autograd.queue import WeightQueue
 
@@ -130,7 +130,7 @@ def _restore() -> None:
 
 @functools.cache  # the same object every time: a compiled module is guarded on its identity
 def _intercepted(original: Op, handler: Op) -> Op:
-    traced = compiled.traced(handler)
+    traced = compiled.traced(original.__name__, handler)
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -162,4 +162,4 @@ def _current_queue() -> WeightQueue | None:
     return _here.queue
 
 
-compiled.provide_addresses(_current_queue)
+address.provide_addresses(_current_queue)
