@@ -1,9 +1,9 @@
 """How does a W item leave code that torch.compile has made?
 
-While compiling, the patched ops of ``intercept.py`` run on an alias of the weight, so that the graph
-has no gradient for the Parameter itself. Their backward computes the gradients of input and bias
-where the compiler sees them, and calls the custom op ``zerobubble::stash``, which pushes what W
-needs on a queue; ``address.py`` says on which.
+While compiling, the patched ops of ``intercept.py`` run on an alias of the weight, so that the
+graph has no gradient for the Parameter itself. Their backward computes the gradients of input and
+bias where the compiler sees them, and calls the custom op ``zerobubble::stash``, which pushes what
+W needs on a queue; ``address.py`` says on which.
 
 A bias keeps its gradient in B: the sum is fused into the kernel that makes the output gradient.
 Tensor methods (``x @ weight``, ``x.mm(weight)``) stay in B, because dynamo does not look them up.
@@ -45,7 +45,7 @@ def _stash(
     if weight is not None and torch._C._will_engine_execute_node(ANCHOR_NODE):
         split = _split_of(op, weight, options)
         if owner is None:
-            torch.autograd.backward(weight, *split(x, dy))
+            torch.autograd.backward((weight,), split(x, dy))
         else:
             # The graph writes its next results into the memory of x and dy.
             owner.push(split, x.clone(), dy.clone())
@@ -56,7 +56,7 @@ def _fake_stash(*operands: object) -> Tensor:
     return torch.empty((), device="cpu")
 
 
-_library = torch.library.Library("zerobubble", "DEF")
+_library: Any = torch.library.Library("zerobubble", "DEF")  # type: ignore[no-untyped-call]
 
 
 def _why_unavailable() -> str | None:
@@ -117,17 +117,17 @@ class _Embedding(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, anchor: Tensor, parameter: Tensor, queue: Tensor,
-        options: tuple[int, int],
+        padding_idx: int, by_freq: bool,
     ) -> Any:  # fmt: skip
         ctx.save_for_backward(x, parameter, queue)
-        ctx.options = options
-        return torch.embedding(weight, x, *options, False)
+        ctx.options = (padding_idx, int(by_freq))
+        return torch.embedding(weight, x, padding_idx, by_freq, False)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
         x, parameter, queue = ctx.saved_tensors
         token = torch.ops.zerobubble.stash(x, dy, parameter, queue, "embedding", ctx.options)
-        return None, None, token, None, None, None
+        return None, None, token, None, None, None, None
 
 
 def _address(weight: Any) -> Any:
@@ -152,7 +152,8 @@ def _product(op: str, x: Any, weight: Any, bias: Any) -> Any:
         return NotImplemented
     alias, parameter, queue = found
     x, alias, bias = _autocast(x, alias, bias)
-    return _Product.apply(op, x, alias, bias, ANCHOR, parameter, queue)  # type: ignore[no-untyped-call]
+    operands = (op, x, alias, bias, ANCHOR, parameter, queue)
+    return _Product.apply(*operands)  # type: ignore[no-untyped-call]
 
 
 def _linear(input: Any, weight: Any, bias: Any = None) -> Any:
@@ -180,8 +181,9 @@ def _embedding(
     if found is None:
         return NotImplemented
     alias, parameter, queue = found
-    options = (-1 if padding_idx is None else padding_idx % weight.shape[0], scale_grad_by_freq)
-    return _Embedding.apply(input, alias, ANCHOR, parameter, queue, options)  # type: ignore[no-untyped-call]
+    padding = -1 if padding_idx is None else padding_idx % weight.shape[0]
+    operands = (input, alias, ANCHOR, parameter, queue, padding, scale_grad_by_freq)
+    return _Embedding.apply(*operands)  # type: ignore[no-untyped-call]
 
 
 def _autocast(x: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
@@ -203,7 +205,7 @@ _HANDLERS: dict[Op, Op] = {
 }
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _say_once(op: str) -> None:
     """Warn, while compiling, that a kind of op is not deferred in compiled code."""
     reason = _unavailable or "it has no custom op"
