@@ -10,10 +10,14 @@ the :class:`WeightQueue` (W) whenever it suits: the gradients are those of a pla
     ops.py         how each caught op is split: input gradient at B, weight gradient at W
     operands.py    which operands can be split
     function.py    the node that stands in the autograd graph
+    native.py      the same node in C++, if it has been built
     queue.py       what waits between B and W, and how it reaches ``.grad``
+    compiled.py    how code that torch.compile has made does the same
+    address.py     how such code finds its weight and its queue
 """
 
 from zerobubble.autograd.intercept import deferring, ready_to_defer
+from zerobubble.autograd.native import build_native
 from zerobubble.autograd.queue import WeightQueue
 
-__all__ = ["WeightQueue", "deferring", "ready_to_defer"]
+__all__ = ["WeightQueue", "build_native", "deferring", "ready_to_defer"]

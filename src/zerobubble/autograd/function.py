@@ -1,12 +1,13 @@
 """How does one op run so that its backward stops at the input gradient?"""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
+from zerobubble.autograd import native
 from zerobubble.autograd.queue import WeightGradient, WeightQueue
 
 Op = Callable[..., Any]
@@ -33,6 +34,17 @@ class _Call(NamedTuple):
     queue: WeightQueue
 
 
+def _refuse_double_backward(split: WeightGradient) -> None:
+    raise RuntimeError(
+        f"{split.op} on a parameter of shape {tuple(split.parameters[0].shape)} has no "
+        "double backward while deferring: run this part of the model outside deferring(), "
+        "or without create_graph=True"
+    )
+
+
+native.connect(ANCHOR, _refuse_double_backward)
+
+
 class _Deferred(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor, call: _Call) -> Tensor:
@@ -49,11 +61,7 @@ class _Deferred(torch.autograd.Function):
             return None, None, None
         split: Split = ctx.split
         if torch.is_grad_enabled():
-            raise RuntimeError(
-                f"{split.op} on a parameter of shape {tuple(split.parameters[0].shape)} has no "
-                "double backward while deferring: run this part of the model outside deferring(), "
-                "or without create_graph=True"
-            )
+            _refuse_double_backward(split)
         x, weight = ctx.saved_tensors
         if torch._C._will_engine_execute_node(ANCHOR_NODE):
             ctx.queue.push(split, x.detach(), dy)
@@ -70,6 +78,8 @@ def defer(op: Op, x: Tensor, operands: tuple[Any, ...], split: Split, queue: Wei
     B computes the gradient of x and pushes the gradients of ``split.parameters`` on the queue.
     Raises RuntimeError at a double backward.
     """
-    call = _Call(op, operands, split, queue)
-    y: Tensor = _apply(x, ANCHOR, call)  # type: ignore[no-untyped-call]
+    y = native.defer(op, x, operands, split, queue)
+    if y is None:
+        call = _Call(op, operands, split, queue)
+        y = cast(Tensor, _apply(x, ANCHOR, call))  # type: ignore[no-untyped-call]
     return y

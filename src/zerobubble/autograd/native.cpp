@@ -1,150 +1,152 @@
 // How does the node of function.py look without Python in it, for products with a weight matrix?
 //
-// Same results, errors and order as the Python way: only the host time differs. Items still go to
-// the WeightQueue, in Python; ops.py says which formula belongs to which op.
+// Results, errors and order are those of the Python way; only the time on the host differs. Items
+// go to the WeightQueue all the same: B calls its `push`.
 
+#include <ATen/ATen.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/functions/utils.h>
-#include <torch/csrc/autograd/saved_variable.h>
-#include <torch/extension.h>
-
-#include <utility>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
 
 namespace {
 
-using torch::autograd::SavedVariable;
+using at::Tensor;
+using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-enum Kind { kLinear, kMatmul, kAddmm };
+Tensor* anchor = nullptr;                       // ANCHOR of function.py
+torch::autograd::Node* anchor_node = nullptr;   // ANCHOR_NODE, kept alive by it
+PyObject* refuse_double_backward = nullptr;     // raises, given the split
 
-// Raises what a double backward raises, and pushes: the Python side of function.py.
-PyObject* double_backward_error = nullptr;
-at::Tensor* anchor = nullptr;
+enum Kind : int64_t { kLinear, kMatmul, kMm, kAddmm };  // as in native.py
 
-at::Tensor rows(const at::Tensor& x) { return x.dim() == 2 ? x : x.flatten(0, -2); }
+// What autograd must not see: the hooks of a Parameter would fire at B, with nothing.
+struct Call : torch::CustomClassHolder {
+  Kind kind;
+  Tensor weight, bias;
+  PyObject *split, *push;
 
-// The gradient of x, as `_Matmul.input_gradient` of ops.py computes it.
-at::Tensor input_gradient(const at::Tensor& x, const at::Tensor& right_t, const at::Tensor& dy) {
-  const auto left = rows(x);
-  const auto dy_rows = rows(dy);
-  if (left.stride(0) == 1 && left.stride(1) == left.size(0)) {
-    return right_t.t().mm(dy_rows.t()).t().reshape(x.sizes());
+  Call(Kind kind, Tensor weight, Tensor bias, PyObject* split, PyObject* push)
+      : kind(kind), weight(std::move(weight)), bias(std::move(bias)), split(split), push(push) {
+    Py_INCREF(split);
+    Py_INCREF(push);
   }
-  auto dx = dy_rows.mm(right_t);
-  return x.dim() == 2 ? dx : at::_unsafe_view(dx, x.sizes());
-}
 
-bool reaches(torch::autograd::Node* leaf) {
-  const auto* tasks = torch::autograd::get_current_graph_task_exec_info();
-  if (tasks == nullptr || tasks->empty()) {
-    return true;
-  }
-  const auto found = tasks->find(leaf);
-  return found != tasks->end() && found->second.should_execute();
-}
-
-[[noreturn]] void throw_python_error() {
-  python_error error;
-  error.persist();
-  throw error;
-}
-
-struct DeferredProduct : public torch::autograd::Node {
-  Kind kind = kLinear;
-  SavedVariable x, weight;
-  bool needs_input_gradient = false;
-  PyObject* split = nullptr;
-  PyObject* push = nullptr;
-
-  ~DeferredProduct() override {
+  ~Call() override {
     if (Py_IsInitialized()) {
       pybind11::gil_scoped_acquire gil;
-      Py_XDECREF(split);
-      Py_XDECREF(push);
+      Py_DECREF(split);
+      Py_DECREF(push);
     }
-  }
-
-  std::string name() const override { return "DeferredProduct"; }
-
-  void release_variables() override {
-    x.reset_data();
-    weight.reset_data();
-  }
-
-  variable_list apply(variable_list&& gradients) override {
-    const at::Tensor dy = std::move(gradients[0]);
-    if (!dy.defined()) {
-      return variable_list(2);
-    }
-    if (at::GradMode::is_enabled()) {
-      raise_double_backward();
-    }
-    const auto input = x.unpack();
-    const auto matrix = needs_input_gradient ? weight.unpack() : at::Tensor();
-    if (reaches(next_edge(1).function.get())) {
-      leave_to_w(input.detach(), dy);
-    }
-    if (!needs_input_gradient) {
-      return variable_list(2);
-    }
-    return {input_gradient(input, kind == kLinear ? matrix : matrix.t(), dy), at::Tensor()};
-  }
-
-  void raise_double_backward() const {
-    pybind11::gil_scoped_acquire gil;
-    PyObject* nothing = PyObject_CallOneArg(double_backward_error, split);
-    Py_XDECREF(nothing);
-    throw_python_error();
-  }
-
-  void leave_to_w(const at::Tensor& input, const at::Tensor& dy) const {
-    pybind11::gil_scoped_acquire gil;
-    const auto input_object = pybind11::reinterpret_steal<pybind11::object>(THPVariable_Wrap(input));
-    const auto dy_object = pybind11::reinterpret_steal<pybind11::object>(THPVariable_Wrap(dy));
-    PyObject* arguments[] = {split, input_object.ptr(), dy_object.ptr()};
-    PyObject* nothing = PyObject_Vectorcall(push, arguments, 3, nullptr);
-    if (nothing == nullptr) {
-      throw_python_error();
-    }
-    Py_DECREF(nothing);
   }
 };
 
-at::Tensor product(Kind kind, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  at::AutoDispatchBelowADInplaceOrView guard;
-  switch (kind) {
+template <size_t size>
+void call_python(PyObject* function, std::array<PyObject*, size> arguments) {
+  PyObject* result = PyObject_Vectorcall(function, arguments.data(), size, nullptr);
+  if (result == nullptr) {
+    python_error error;
+    error.persist();
+    throw error;
+  }
+  Py_DECREF(result);
+}
+
+void push(const Call& call, const Tensor& x, const Tensor& dy) {
+  pybind11::gil_scoped_acquire gil;
+  const auto wrapped_x = pybind11::reinterpret_steal<pybind11::object>(THPVariable_Wrap(x));
+  const auto wrapped_dy = pybind11::reinterpret_steal<pybind11::object>(THPVariable_Wrap(dy));
+  call_python<3>(call.push, {call.split, wrapped_x.ptr(), wrapped_dy.ptr()});
+}
+
+// Whether this backward goes into the leaves, where autograd.grad() leaves .grad alone.
+bool goes_into_the_leaves() {
+  const auto* nodes = torch::autograd::get_current_graph_task_exec_info();
+  if (nodes == nullptr || nodes->empty()) {
+    return true;
+  }
+  const auto found = nodes->find(anchor_node);
+  return found != nodes->end() && found->second.should_execute();
+}
+
+Tensor rows(const Tensor& x) {
+  return x.dim() == 2 ? x : x.flatten(0, -2);
+}
+
+// The formula of `input_gradient` in ops.py, down to the order of operands.
+Tensor input_gradient(const Tensor& x, const Tensor& right_t, const Tensor& dy) {
+  const auto left = rows(x);
+  if (left.stride(0) == 1 && left.stride(1) == left.size(0)) {
+    return right_t.t().mm(rows(dy).t()).t().reshape(x.sizes());
+  }
+  const auto dx = rows(dy).mm(right_t);
+  return x.dim() == 2 ? dx : at::_unsafe_view(dx, x.sizes());
+}
+
+Tensor product(const Tensor& x, const Call& call) {
+  switch (call.kind) {
     case kLinear:
-      return at::linear(x, weight, bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt);
+      return at::linear(x, call.weight, call.bias);
     case kMatmul:
-      return at::matmul(x, weight);
+      return at::matmul(x, call.weight);
+    case kMm:
+      return at::mm(x, call.weight);
     default:
-      return at::addmm(bias, x, weight);
+      return at::addmm(call.bias, x, call.weight);
   }
 }
 
-// Return the product with its backward split; `push` takes (split, x, dy) at B.
-at::Tensor defer(
-    int kind, const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+struct Deferred : torch::autograd::Function<Deferred> {
+  static Tensor forward(
+      AutogradContext* context, const Tensor& x, const Tensor&, const c10::intrusive_ptr<Call>& call) {
+    at::AutoDispatchBelowADInplaceOrView no_autograd;
+    context->save_for_backward({x, x.requires_grad() ? call->weight : Tensor()});
+    context->set_materialize_grads(false);
+    const auto y = product(x, *call);
+    call->weight = call->bias = Tensor();
+    context->saved_data["call"] = c10::IValue::make_capsule(call);
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const Tensor& dy = gradients[0];
+    if (!dy.defined()) {
+      return variable_list(3);
+    }
+    const auto capsule = context->saved_data.at("call").toCapsule();
+    const auto& call = static_cast<const Call&>(*capsule);
+    if (at::GradMode::is_enabled()) {
+      pybind11::gil_scoped_acquire gil;
+      call_python<1>(refuse_double_backward, {call.split});
+    }
+    const auto saved = context->get_saved_variables();
+    const Tensor &x = saved[0], &weight = saved[1];
+    if (goes_into_the_leaves()) {
+      push(call, x.detach(), dy);
+    }
+    if (!weight.defined()) {
+      return variable_list(3);
+    }
+    return {input_gradient(x, call.kind == kLinear ? weight : weight.t(), dy), Tensor(), Tensor()};
+  }
+};
+
+Tensor defer(
+    int64_t kind, const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
     const pybind11::object& split, const pybind11::object& push) {
-  const auto node = std::shared_ptr<DeferredProduct>(new DeferredProduct(), torch::autograd::deleteNode);
-  node->kind = static_cast<Kind>(kind);
-  node->needs_input_gradient = x.requires_grad();
-  node->split = pybind11::object(split).release().ptr();
-  node->push = pybind11::object(push).release().ptr();
-  node->set_next_edges(torch::autograd::collect_next_edges(x, *anchor));
-  auto y = product(node->kind, x, weight, bias.value_or(at::Tensor()));
-  node->x = SavedVariable(x, false);
-  if (node->needs_input_gradient) {
-    node->weight = SavedVariable(weight, false);
-  }
-  torch::autograd::set_history(y, node);
-  return y;
+  return Deferred::apply(
+      x, *anchor,
+      c10::make_intrusive<Call>(
+          static_cast<Kind>(kind), weight, bias.value_or(Tensor()), split.ptr(), push.ptr()));
 }
 
-void set_up(const at::Tensor& new_anchor, const pybind11::object& new_error) {
-  anchor = new at::Tensor(new_anchor);
-  double_backward_error = pybind11::object(new_error).release().ptr();
+// Share the anchor of function.py and what it does at a double backward.
+void set_up(const Tensor& the_anchor, const pybind11::object& refuse) {
+  anchor = new Tensor(the_anchor);
+  anchor_node = torch::autograd::impl::gradient_edge(*anchor).function.get();
+  refuse_double_backward = pybind11::object(refuse).release().ptr();
 }
 
 }  // namespace
