@@ -101,13 +101,13 @@ Tensor product(const Tensor& x, const Call& call) {
 struct Deferred : torch::autograd::Function<Deferred> {
   static Tensor forward(
       AutogradContext* context, const Tensor& x, const Tensor&, const c10::intrusive_ptr<Call>& call) {
-    at::AutoDispatchBelowADInplaceOrView no_autograd;
     context->save_for_backward({x, x.requires_grad() ? call->weight : Tensor()});
     context->set_materialize_grads(false);
     const auto y = product(x, *call);
     call->weight = call->bias = Tensor();
     context->saved_data["call"] = c10::IValue::make_capsule(call);
-    return y;
+    // A view made here would forbid in-place ops on the output; this has no view relation.
+    return y.is_view() ? y.variable_data() : y;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {

@@ -9,6 +9,7 @@ import functools
 import hashlib
 import importlib.util
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -67,7 +68,10 @@ def build_native(*, verbose: bool = False) -> Path:
         folder = directory()
         folder.mkdir(parents=True, exist_ok=True)
         sources, flags = [str(_SOURCE)], ["-O2"]
-        build(_NAME, sources, flags, build_directory=str(folder), verbose=verbose)
+        try:
+            build(_NAME, sources, flags, build_directory=str(folder), verbose=verbose)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise RuntimeError(f"the C++ node needs a compiler and ninja: {error}") from error
         if not load():
             raise RuntimeError(f"the C++ node was built in {folder}, but cannot be loaded")
     return directory()
