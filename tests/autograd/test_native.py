@@ -149,7 +149,9 @@ def test_a_broken_build_is_passed_over(empty):
 
 
 def test_the_build_of_another_torch_is_not_found(empty, monkeypatch):
-    monkeypatch.setattr(native, "_import", lambda path: pytest.fail() if path.exists() else None)
+    monkeypatch.setattr(
+        native, "_import", lambda path: pytest.fail("found") if path.exists() else None
+    )
     empty.mkdir()
     (empty / "zerobubble_native.so").touch()
     monkeypatch.setattr(torch, "__version__", "0.0.0")
