@@ -226,6 +226,23 @@ def test_graph_breaks_leave_every_part_deferred():
     assert all(layer.weight.grad is None for layer in model)
 
 
+def test_checkpoint_inside_compiled_code():
+    blocks = nn.ModuleList(
+        nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.3), nn.Linear(8, 8)) for _ in range(2)
+    )
+
+    def run(x):
+        for block in blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return x
+
+    call, microbatches = compile_fast(run, fullgraph=True), [(torch.randn(4, 8),)] * 2
+    expected, _ = _gradients(blocks, call, microbatches, split=False)
+    actual, num_deferred = _gradients(blocks, call, microbatches, split=True)
+    _assert_equal(actual, expected)
+    assert num_deferred == [4, 4]
+
+
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_checkpoint_around_compiled_code(use_reentrant):
     model, queue = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3)), WeightQueue()

@@ -48,7 +48,8 @@ def deferring(queue: WeightQueue) -> Iterator[WeightQueue]:
     backward (B), it lets activation checkpointing do the same when it recomputes. Blocks nest, the
     innermost queue counts, and the last one to be left restores every patched function.
     Handled: linear, matmul, mm, addmm, embedding with a trainable leaf ``Parameter`` as weight and
-    without tensor hooks. Everything else, and all compiled code, keeps its gradients in B.
+    without tensor hooks. Everything else keeps its gradients in B. So does code that torch.compile
+    has made, but for linear, embedding and the functions matmul, mm and addmm; biases stay in B.
     Source: Zero Bubble, arXiv 2401.10241, section 2.
 
     Raises:
