@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # Processes that run tests side by side; each keeps its libraries to one thread.
 TEST_PROCESSES ?= auto
 
-.PHONY: install train test check bench clean
+.PHONY: install native train test check bench clean
 
 install: .venv/installed
 
@@ -15,6 +15,9 @@ install: .venv/installed
 	$(PIP) torch==$$(sed -n 's/^torch==//p' constraints.txt)
 	$(PIP) -e '.[torch,search,dev]'
 	touch $@
+
+native: install  ## Build the optional C++ part of the split backward; needs a compiler
+	$(BIN)/python -c "from zerobubble.autograd import build_native; print(build_native())"
 
 train: install  ## Train the reference transformer on two ranks; flags through ARGS="--steps 50"
 	$(BIN)/zerobubble train $(ARGS)

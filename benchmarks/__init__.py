@@ -7,9 +7,10 @@ whose options ``--help`` tells.
 
     timing.py          alternating repetitions, medians, and the table
     processes.py       a function on several ranks
-    split_backward.py  F + B + W against a plain forward and backward
+    split_cost.py      F + B + W against a plain forward and backward, eager and compiled
+    split_models.py    the models for that
     step_time.py       the step of zb-h1 and gpipe against 1f1b
-    host_overhead.py   host time of an op, a step and a split linear when nothing is computed
+    host_overhead.py   host time of an op and a step when nothing is computed
     scale.py           seconds and memory of verify and simulate up to 25 million ops
     search.py          seconds, memory and gap of the search up to 50 million ops
     safety.py          random instances: does the search ever break a rule or a limit?

@@ -1,4 +1,4 @@
-"""How much host time do the executor and the split backward take when nothing is computed?
+"""How much host time does the executor take when nothing is computed?
 
 Stages add a parameter of one element to a tensor of one element, so that every op has a graph of
 one node and every boundary a gradient; what is left is the runtime, the engine of autograd, and
@@ -20,7 +20,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from benchmarks.processes import TIMEOUT_S, on_ranks
-from benchmarks.split_backward import plain_phases, split_phases
 from benchmarks.timing import Rounds, alternate, print_table, spread
 from zerobubble import Pipeline, build
 
@@ -28,7 +27,6 @@ BARE = "bare loop"
 KINDS = {BARE: "F, BW", "1f1b": "F, BW", "zb-h1": "F, B, W"}  # of a microbatch on a rank
 FEW, MANY = 8, 72
 NUM_ROUNDS = 60
-NUM_LINEARS = 20
 
 
 class Empty(nn.Module):
@@ -53,10 +51,6 @@ def main() -> None:
             f"{NUM_ROUNDS} alternating rounds, median (quartiles)",
             _step_lines(measured),
         )
-    print_table(
-        f"split linear: {NUM_LINEARS} linears of 8 x 8 in a row, 2 rows of input, 1 thread",
-        _linear_lines(**measure_linears()),
-    )
 
 
 def measure_steps() -> dict[str, Rounds]:
@@ -122,26 +116,6 @@ def _step_lines(seconds: dict[str, Rounds]) -> Iterator[tuple[str, str]]:
         if name != BARE and BARE in names:
             ratio = of_microbatch[name][:, 1] / of_microbatch[BARE][:, 1]
             yield f"{name} / {BARE}, own time of a microbatch", spread(ratio).text(2)
-
-
-def measure_linears() -> dict[str, Rounds]:
-    """Time a row of tiny linears with a plain and with a split backward."""
-    linears = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(NUM_LINEARS)))
-    x, dy = torch.randn(2, 8, requires_grad=True), torch.randn(2, 8)
-    ways = {"plain": plain_phases(linears, x, dy), "split": split_phases(linears, x, dy)}
-    return alternate(ways, 10 * NUM_ROUNDS, num_warm_up=20)
-
-
-def _linear_lines(plain: Rounds, split: Rounds) -> Iterator[tuple[str, str]]:
-    extra = (split.sum(1) - plain.sum(1)) / NUM_LINEARS * 1e6
-    yield "F + B + W / plain forward + backward", spread(split.sum(1) / plain.sum(1)).text(2)
-    yield "split - plain, of a linear", spread(extra).text(1, " us")
-    for kind, of_all in zip("FBW", split.T / NUM_LINEARS * 1e6, strict=True):
-        yield f"{kind} of a linear", spread(of_all).text(1, " us")
-    yield (
-        "plain forward + backward of a linear",
-        spread(plain.sum(1) / NUM_LINEARS * 1e6).text(1, " us"),
-    )
 
 
 if __name__ == "__main__":

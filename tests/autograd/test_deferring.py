@@ -257,22 +257,6 @@ def test_forward_mode_is_left_alone():
     torch.testing.assert_close(tangent, x @ linear.weight.t())
 
 
-def test_compiled_module_stays_whole_and_is_compiled_once():
-    linear, queue, num_graphs = nn.Linear(3, 3), WeightQueue(), []
-
-    def backend(graph, _):
-        num_graphs.append(graph)
-        return graph.forward
-
-    compiled = torch.compile(linear, backend=backend, fullgraph=True)
-    for _ in range(3):
-        with deferring(queue):
-            compiled(torch.ones(1, 3)).sum().backward()
-    assert len(queue) == 0
-    assert len(num_graphs) == 1
-    assert torch.equal(linear.bias.grad, torch.full((3,), 3.0))
-
-
 @pytest.mark.parametrize(
     "call",
     [

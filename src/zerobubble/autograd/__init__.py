@@ -11,12 +11,16 @@ the :class:`WeightQueue` (W) whenever it suits: the gradients are those of a pla
     ops/           how each caught op is split: input gradient at B, weight gradient at W
     operands.py    which operands can be split
     function.py    the node that stands in the autograd graph
+    native.py      the same node in C++, if it has been built
     queue.py       what waits between B and W, and how it reaches ``.grad``
     report.py      what is left to W, and why the rest is not
     consumers.py   which ops of a graph use a parameter
+    compiled.py    how code that torch.compile has made does the same
+    address.py     how such code finds its weight and its queue
 """
 
 from zerobubble.autograd.intercept import deferring, ready_to_defer
+from zerobubble.autograd.native import build_native
 from zerobubble.autograd.queue import WeightQueue
 from zerobubble.autograd.report import SplitReport, split_report
 from zerobubble.autograd.splitting import SplitCall, splitting
@@ -25,6 +29,7 @@ __all__ = [
     "SplitCall",
     "SplitReport",
     "WeightQueue",
+    "build_native",
     "deferring",
     "ready_to_defer",
     "split_report",

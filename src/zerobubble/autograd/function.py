@@ -1,20 +1,21 @@
 """How does one op run so that its backward stops at the input gradient?"""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
+from zerobubble.autograd import native
 from zerobubble.autograd.queue import WeightGradient, WeightQueue
 
 Op = Callable[..., Any]
 
 # A scalar input that needs a gradient keeps every split op in the graph, even if x needs none, and
 # its node tells a backward() into the leaves from an autograd.grad() that must leave .grad alone.
-_ANCHOR = torch.zeros((), device="cpu", requires_grad=True)
-_ANCHOR_NODE = get_gradient_edge(_ANCHOR).node
+ANCHOR = torch.zeros((), device="cpu", requires_grad=True)
+ANCHOR_NODE = get_gradient_edge(ANCHOR).node
 
 
 class Split(WeightGradient, Protocol):
@@ -36,6 +37,17 @@ class _Call(NamedTuple):
     queue: WeightQueue
 
 
+def _refuse_double_backward(split: WeightGradient) -> None:
+    raise RuntimeError(
+        f"{split.op} on a parameter of shape {tuple(split.parameters[0].shape)} has no "
+        "double backward while deferring: run this part of the model outside deferring(), "
+        "or without create_graph=True"
+    )
+
+
+native.connect(ANCHOR, _refuse_double_backward)
+
+
 class _Deferred(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor, call: _Call) -> Tensor:
@@ -52,13 +64,9 @@ class _Deferred(torch.autograd.Function):
             return None, None, None
         split: Split = ctx.split
         if torch.is_grad_enabled():
-            raise RuntimeError(
-                f"{split.op} on a parameter of shape {tuple(split.parameters[0].shape)} has no "
-                "double backward while deferring: run this part of the model outside deferring(), "
-                "or without create_graph=True"
-            )
+            _refuse_double_backward(split)
         x, weight = ctx.saved_tensors
-        if torch._C._will_engine_execute_node(_ANCHOR_NODE):
+        if torch._C._will_engine_execute_node(ANCHOR_NODE):
             ctx.queue.push(split, x.detach(), dy)
         return (None if weight is None else split.input_gradient(x, weight, dy)), None, None
 
@@ -75,8 +83,10 @@ def defer(op: Op, x: Tensor, operands: tuple[Any, ...], split: Split, queue: Wei
     B computes the gradient of x and pushes the gradients of ``split.parameters`` on the queue.
     Raises RuntimeError at a double backward.
     """
-    call = _Call(op, operands, split, queue)
-    y: Tensor = _apply(x, _ANCHOR, call)  # type: ignore[no-untyped-call]
+    y = native.defer(op, x, operands, split, queue)
+    if y is None:
+        call = _Call(op, operands, split, queue)
+        y = cast(Tensor, _apply(x, ANCHOR, call))  # type: ignore[no-untyped-call]
     return y
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from zerobubble.autograd import address, compiled
 from zerobubble.autograd.function import Op
 from zerobubble.autograd.ops import SITES
 from zerobubble.autograd.queue import WeightQueue
@@ -34,7 +35,8 @@ def deferring(queue: WeightQueue) -> Iterator[WeightQueue]:
     innermost queue counts, and the last one to be left restores every patched function.
     Handled: the functions of ``ops.SITES`` (linear, matrix products, einsum, convolutions,
     embedding) with a trainable leaf ``Parameter``, or a view of one, as weight and without tensor
-    hooks. Everything else, and all compiled code, keeps its gradients in B.
+    hooks. Everything else keeps its gradients in B. So does code that torch.compile has made, but
+    for linear, embedding and the functions matmul, mm and addmm; biases stay in B.
     Source: Zero Bubble, arXiv 2401.10241, section 2.
 
     Raises:
@@ -116,9 +118,13 @@ def _restore() -> None:
 
 @functools.cache  # the same object every time: a compiled module is guarded on its identity
 def _intercepted(original: Op, handler: Op) -> Op:
+    traced = compiled.traced(original.__name__, handler)
+
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_compiling() and _is_plain_autograd():
+        if torch.compiler.is_compiling():
+            return traced(original, *args, **kwargs)
+        if _is_plain_autograd():
             queue = _current_queue()
             if queue is not None:
                 out = handler(original, queue, *args, **kwargs)
@@ -142,3 +148,6 @@ def _current_queue() -> WeightQueue | None:
     if _here.queue is None and _latest is not None and torch._C._current_graph_task_id() != -1:
         return _latest
     return _here.queue
+
+
+address.provide_addresses(_current_queue)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from zerobubble.autograd import native
 from zerobubble.autograd.consumers import Use, graph_nodes, uses_of_parameters
 from zerobubble.autograd.intercept import deferring
 from zerobubble.autograd.queue import WeightQueue
@@ -86,7 +87,7 @@ def split_report(module: nn.Module, *args: Any, **kwargs: Any) -> SplitReport:
     B   10.2 kFLOP  4 parameters (2.weight_ih_l0, ..., 2.bias_hh_l0): LSTM cells: no split for \
 aten::lstm
     """
-    with _state_kept(module), torch.enable_grad(), deferring(WeightQueue()):
+    with _state_kept(module), native.in_python(), torch.enable_grad(), deferring(WeightQueue()):
         output = module(*args, **kwargs)
     outputs = [t for t in tree_leaves(output) if isinstance(t, Tensor)]
     uses = uses_of_parameters(outputs)

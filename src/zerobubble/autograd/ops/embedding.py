@@ -12,7 +12,9 @@ from zerobubble.autograd.ops.base import ParameterSplit
 from zerobubble.autograd.queue import WeightQueue
 
 
-class _Embedding(ParameterSplit):
+class EmbeddingSplit(ParameterSplit):
+    """Split ``y = weight[x]``."""
+
     def __init__(
         self, weight: Tensor, source: Source, padding_idx: int | None, by_freq: bool
     ) -> None:
@@ -45,6 +47,6 @@ def embedding(
     source = source_of(weight, dim=2)
     if sparse or max_norm is not None or source is None or not is_dense(input):
         return NotImplemented
-    split = _Embedding(weight, source, padding_idx, scale_grad_by_freq)
+    split = EmbeddingSplit(weight, source, padding_idx, scale_grad_by_freq)
     operands = (weight.detach(), padding_idx, None, norm_type, scale_grad_by_freq, False)
     return defer(op, input, operands, split, queue)

@@ -23,7 +23,7 @@ from zerobubble.autograd.ops.batches import batched_matmul
 from zerobubble.autograd.queue import WeightQueue
 
 
-class _Matmul(ParameterSplit):
+class MatmulSplit(ParameterSplit):
     """Split ``y = x @ right + bias``, right being the weight or its transpose."""
 
     def __init__(
@@ -102,7 +102,7 @@ def linear(op: Op, queue: WeightQueue, input: Any, weight: Any, bias: Any = None
     source, biases = source_of(weight, dim=2), sources_of_bias(bias)
     if source is None or biases is None or not is_rows(input):
         return NotImplemented
-    split = _Matmul("linear", weight, source, transposed=True, bias=bias, biases=biases)
+    split = MatmulSplit("linear", weight, source, transposed=True, bias=bias, biases=biases)
     x, weight, bias = autocast(input, weight, bias)
     return defer(op, x, (weight, bias), split, queue)
 
@@ -117,7 +117,7 @@ def matmul(op: Op, queue: WeightQueue, *operands: Any, **options: Any) -> Any:
     source = source_of(right, dim=2)
     if source is None:
         return _matmul_on_left(op, queue, left, right)
-    split = _Matmul("matmul", right, source, transposed=False)
+    split = MatmulSplit("matmul", right, source, transposed=False)
     x, weight = autocast(left, right)
     return defer(op, x, (weight,), split, queue)
 
@@ -132,7 +132,7 @@ def _matmul_on_left(op: Op, queue: WeightQueue, weight: Tensor, x: Tensor) -> An
         x, weight = autocast(x, weight)
         return defer(lambda x, weight: op(weight, x), x, (weight,), split, queue)
     # torch.matmul folds the transposed batch into rows.
-    split = _Matmul("matmul", weight, source, transposed=True)
+    split = MatmulSplit("matmul", weight, source, transposed=True)
     x, weight = autocast(x, weight)
     rows = x.mT.flatten(0, -2)
     y = defer(_times_transposed, rows, (weight,), split, queue)
@@ -151,7 +151,7 @@ def addmm(op: Op, queue: WeightQueue, *operands: Any, **options: Any) -> Any:
     source, biases = source_of(weight, dim=2), sources_of_bias(bias)
     if bias is None or bias.dim() != 1 or source is None or biases is None or not is_rows(x):
         return NotImplemented
-    split = _Matmul("addmm", weight, source, transposed=False, bias=bias, biases=biases)
+    split = MatmulSplit("addmm", weight, source, transposed=False, bias=bias, biases=biases)
     x, weight, bias = autocast(x, weight, bias)
     return defer(partial(op, bias), x, (weight,), split, queue)
 
