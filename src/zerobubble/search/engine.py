@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 from zerobubble.costs import Costs
 from zerobubble.errors import UsageError
 from zerobubble.ir import Placement, Schedule
-from zerobubble.search.arrangement import arrange_within_limits, split_codes
+from zerobubble.search.arrangement import Arrangement, arrange_within_limits, split_codes
 from zerobubble.search.bounds import Bound
 from zerobubble.search.effort import Effort, effort_named
 from zerobubble.search.known import known_schedules
@@ -195,18 +195,19 @@ class _Search:
     def go_on(self) -> None:
         """Spend the effort."""
         templates: list[Template] = []
+        copied: Arrangement | None = None
         num_climbs = self.effort.num_climbs
         for number, size in enumerate(self.sizes):
-            if not num_climbs or size.is_done or self._splice_into(size):
-                continue
-            size.tune(templates, self.effort, num_climbs)
-            # Justification does more in larger problems, and is worth more time there.
-            justified = self.effort.justified * 2**number
-            size.tune_justified(justified)
-            if size.problem.placement == self.real.problem.placement:
-                size.polish(self.effort, justified, self.effort.moves)
-            templates = [each.rule for each in size.best_of(Template)] or templates
-            num_climbs = max(1, num_climbs // 2)
+            if num_climbs and not size.is_done and not self._splice_into(size):
+                size.tune(templates, self.effort, num_climbs)
+                # Justification does more in larger problems, and is worth more time there.
+                justified = self.effort.justified * 2**number
+                if copied is None:
+                    size.tune_justified(justified)
+                size.polish(self.effort, justified, self.effort.moves, copied)
+                templates = [each.rule for each in size.best_of(Template)] or templates
+                num_climbs = max(1, num_climbs // 2)
+            copied = size.best
 
     def _splice_into(self, size: "Size") -> bool:
         """Extend what was found for fewer microbatches; say whether that lost nothing."""

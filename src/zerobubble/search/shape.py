@@ -1,11 +1,14 @@
 """How are preferences tuned stage by stage, once a template has given their rough shape?"""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 
 from zerobubble.costs import Floats
-from zerobubble.ir import Codes
+from zerobubble.ir import Codes, Kind
+from zerobubble.search.arrangement import Arrangement
 from zerobubble.search.listing import Preferences, keys_of
 from zerobubble.search.problem import Problem
 
@@ -40,6 +43,29 @@ class Shape:
             preferences.budgets.copy(),
         )
 
+    @classmethod
+    def fitted(cls, arrangement: Arrangement, problem: Problem) -> "Shape":
+        """Take the rhythm of an order, for another number of ranks or microbatches of the problem.
+
+        Keys are the usual starts within the period, caps what is between F and B at most. Ranks in
+        between are interpolated; starts and caps grow with the number of ranks.
+        """
+        few, many = arrangement.problem.placement, problem.placement
+        keys, caps, warm_caps = _rhythm(arrangement)
+        if few != many:
+            growth = many.num_ranks / few.num_ranks
+            keys, caps, warm_caps = (
+                growth * _between(column, few.num_ranks, many.num_ranks)
+                for column in (keys, caps, warm_caps)
+            )
+        no_budgets = np.full(many.num_ranks, -1.0)
+        return cls(keys, _whole(caps), _whole(warm_caps), 0.0, 1.0, no_budgets)
+
+    def variants(self) -> Iterator["Shape"]:
+        """Give it with and without some more room and patience."""
+        for more, patience in product((0, 1), (0.0, 0.5)):
+            yield replace(self, caps=self.caps + more, patience=patience)
+
     def preferences(self, problem: Problem, bound: float, best: float | None) -> Preferences:
         """Give the preferences for a problem; arguments as for ``Rule``."""
         return Preferences(
@@ -51,6 +77,40 @@ class Shape:
             self.makes_room,
             self.budgets,
         )
+
+
+def _rhythm(arrangement: Arrangement) -> tuple[Floats, Floats, Floats]:
+    """Give keys by kind and stage, and by stage the most between F and B, also before any B."""
+    problem = arrangement.problem
+    num_stages, count = problem.placement.num_stages, problem.num_microbatches
+    start = arrangement.start.reshape(3, num_stages, count)
+    end_b = arrangement.end.reshape(3, num_stages, count)[Kind.B]
+    usual = slice(count // 4, count - count // 4)
+    keys = np.median((start - problem.period * np.arange(count))[:, :, usual], axis=2)
+    held = [
+        np.arange(1, count + 1) - np.searchsorted(end_b[stage], start[Kind.F, stage], side="right")
+        for stage in range(num_stages)
+    ]
+    holders = np.array(problem.placement.stage_to_rank)
+    first_b = np.full(problem.placement.num_ranks, np.inf)
+    np.minimum.at(first_b, holders, start[Kind.B, :, 0])
+    warm = (start[Kind.F] < first_b[holders, None]).sum(axis=1)
+    return keys, np.max(held, axis=1).astype(np.float64), warm.astype(np.float64)
+
+
+def _whole(caps: Floats) -> Codes:
+    rounded: Codes = np.maximum(1, np.round(caps)).astype(np.int64)
+    return rounded
+
+
+def _between(column: Floats, few: int, many: int) -> Floats:
+    """Spread numbers of stages, in passes over few ranks, evenly over many."""
+    of_passes = column.reshape(*column.shape[:-1], -1, few)
+    at = np.arange(many) * (few - 1) / max(1, many - 1)
+    left = np.minimum(at.astype(np.int64), max(0, few - 2))
+    right, share = np.minimum(left + 1, few - 1), at - left
+    spread: Floats = of_passes[..., left] * (1 - share) + of_passes[..., right] * share
+    return spread.reshape(*column.shape[:-1], -1)
 
 
 class Reshaping:

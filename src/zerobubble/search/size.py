@@ -35,7 +35,7 @@ _OPS_OF_A_TRY = 1_500
 # A small problem has been seen from all sides after so many tries for each of its ops.
 _TRIES_AN_OP, _MOVES_AN_OP = 20, 2_000
 # Orders of more ops than this are moved less, so that it does not take longer.
-_LARGEST_MOVED = 40_000
+_LARGEST_MOVED = 20_000
 _CHOSEN_RULES, _NUM_SHAPED, _NUM_JUSTIFIED, _NUM_MOVED = 6, 3, 2, 2
 # A named schedule is built for a larger problem if it idles little more than the best.
 _CLOSE_IDLE = 1.2
@@ -211,25 +211,45 @@ class Size:
         for seed, template in enumerate(start if self.is_deep else ()):
             self._climb(template, change, num_ops // len(start), seed, self._justified_once)
 
-    def polish(self, effort: Effort, num_justified: int, num_moves: int) -> None:
-        """Improve what the best templates lead to: stage by stage, as a whole and op by op.
+    def polish(
+        self, effort: Effort, num_justified: int, num_moves: int, copied: Arrangement | None
+    ) -> None:
+        """Improve shapes stage by stage, and the best orders as a whole and op by op.
 
         Args:
             effort: what is spent on climbs.
             num_justified: what is spent on climbs by what justification makes of them.
             num_moves: how many moves of single ops are made.
+            copied: the best order of a copy, whose rhythm is one of the shapes.
         """
-        change = Reshaping(self.problem)
         starts = [] if self.best is None else [self.best]
+        if copied is not None:
+            shapes = Shape.fitted(copied, self.problem).variants()
+            starts += [self._try_justified(shape) for shape in shapes]
+        if copied is None or not self.is_deep:
+            starts += self._climb_from_templates(effort.shaped)
+        if self.is_deep:
+            change, share = Reshaping(self.problem), num_justified // _NUM_JUSTIFIED
+            for seed, each in enumerate(self.best_of(Shape)[:_NUM_JUSTIFIED]):
+                starts += self._climb(each.rule, change, share, seed, self._justified_once)
+        of_value = {start.value: self._justified(start) for start in starts if not self.is_done}
+        self._move_ops([of_value[value] for value in sorted(of_value)[:_NUM_MOVED]], num_moves)
+
+    def _try_justified(self, shape: Shape) -> Arrangement:
+        found = self._list_ops(shape)
+        assert found is not None, "anything is good enough"
+        found = self._justified_once(found)
+        self.tries.append(_Try[Rule](found.value, shape, None))
+        return found
+
+    def _climb_from_templates(self, num_ops: int) -> list[Arrangement]:
+        """Climb over shapes from what the best templates lead to."""
+        change, found = Reshaping(self.problem), []
         chosen = self.best_of(Template)[:_NUM_SHAPED]
         for seed, (_, template, best) in enumerate(chosen):
             shape = Shape.of(template.preferences(self.problem, self.bound, best), self.problem)
-            starts += self._climb(shape, change, effort.shaped // len(chosen), seed)
-            if self.is_deep and seed < _NUM_JUSTIFIED:
-                shape, share = self.best_of(Shape)[0].rule, num_justified // _NUM_JUSTIFIED
-                starts += self._climb(shape, change, share, seed, self._justified_once)
-        of_value = {start.value: self._justified(start) for start in starts if not self.is_done}
-        self._move_ops([of_value[value] for value in sorted(of_value)[:_NUM_MOVED]], num_moves)
+            found += self._climb(shape, change, num_ops // len(chosen), seed)
+        return found
 
     def _climb(
         self,
