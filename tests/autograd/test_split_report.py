@@ -131,6 +131,17 @@ def test_chosen_matrices_of_a_stack_are_weights_and_chosen_rows_of_a_matrix_acti
     assert report.rows[0] == ("p", 0, 0, "aten::index: cheap, kept in B on purpose")
 
 
+def test_compiled_code_is_not_counted_and_the_report_says_so():
+    layers = nn.Sequential(nn.Linear(4, 4), torch.compile(nn.Linear(4, 4), backend="aot_eager"))
+    report = zb.split_report(layers, torch.randn(3, 4))
+    outside, _, weight, bias = report.rows
+    assert outside[1:] == (2 * 3 * 4 * 4, 0, "")
+    text = "compiled code: FLOPs not counted, and W has linear, embedding and the functions matmul"
+    assert weight[1:3] == bias[1:3] == (0, 0)
+    assert weight.reason == f"parameters not seen in {text}, mm and addmm"
+    assert bias.reason == f"parameters in {text}, mm and addmm"
+
+
 @pytest.mark.parametrize("first", ["split", "in B"])
 def test_activation_of_parameters_alone_is_no_weight(first):
     """Its gradient is what B is for, even if it has the size of the parameter behind it."""
