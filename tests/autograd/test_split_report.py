@@ -171,7 +171,7 @@ def test_checkpoint_that_is_not_reentrant_is_seen_and_not_recomputed():
 COUNTED_OTHERWISE = set(
     "conv1d_depthwise conv_transpose2d convolutions own_function recurrent gru "
     "grouped grouped_transposed grouped_columns "
-    "reentrant_checkpoint checkpoint autocast_checkpoint".split()
+    "reentrant_checkpoint checkpoint autocast_checkpoint autocast_reentrant".split()
 )
 WITH_INPUT_GRADIENT = sorted(
     name for name, case in CASES.items() if case.inputs()[0].is_floating_point()
