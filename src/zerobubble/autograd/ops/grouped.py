@@ -5,7 +5,6 @@ end. A mixture of experts is such a product, an expert being a group.
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -49,4 +48,4 @@ def grouped_mm(op: Op, queue: WeightQueue, *operands: Any, **options: Any) -> An
     if source is None or not is_dense(x) or x.dim() != 2:
         return NotImplemented
     split = _GroupedMatmul(weight, options["offs"], source)
-    return defer(partial(op, **options), x, (weight.detach(),), split, queue)
+    return defer(lambda x, weight: op(x, weight, **options), x, (weight.detach(),), split, queue)
