@@ -57,6 +57,10 @@ def channels_last():
     return (image()[0].to(memory_format=torch.channels_last),)
 
 
+def groups():
+    return (torch.randn(20, WIDTH),)
+
+
 def pair():
     return hidden() + hidden()
 
@@ -112,6 +116,11 @@ class Autocast(nn.Module):
 
 def autocast_case(function, *shapes, inputs=hidden):
     return Case(partial(Autocast, function, *shapes), inputs, 1)
+
+
+def grouped(x, w):
+    """Rows of three groups, one of them empty."""
+    return F.grouped_mm(x, w, offs=torch.tensor([8, 8, 20], dtype=torch.int32))
 
 
 E, H = (4, WIDTH, 5), (3, WIDTH, 7)
@@ -186,6 +195,11 @@ OP_CASES = {
     ),
     "conv_transpose3d": case(
         partial(late, "conv_transpose3d", dilation=2), (2, 3, 2, 2, 2), inputs=volume
+    ),
+    "grouped": case(grouped, (3, WIDTH, 8), inputs=groups),
+    "grouped_transposed": case(lambda x, w: grouped(x, w.mT), (3, 8, WIDTH), inputs=groups),
+    "grouped_columns": case(
+        lambda x, w: grouped(x.t().contiguous().t(), w), (3, WIDTH, 8), inputs=groups
     ),
     "cross_attention": Case(Attention, pair, 3),
     "attention_of_three": Case(ThreeInputs, pair, 4),

@@ -167,12 +167,12 @@ class Checkpointed(nn.Module):
 
 
 class Autocast(nn.Module):
-    def __init__(self, inner: nn.Module):
+    def __init__(self, inner: nn.Module, dtype: torch.dtype = torch.bfloat16):
         super().__init__()
-        self.inner = inner
+        self.inner, self.dtype = inner, dtype
 
     def forward(self, *inputs):
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", self.dtype):
             return self.inner(*inputs)
 
 
@@ -311,6 +311,8 @@ CASES: dict[str, Case] = {
     "checkpoint": Case(Checkpointed, hidden, 8),
     "reentrant_checkpoint": Case(lambda: Checkpointed(use_reentrant=True), hidden, 8),
     "autocast": Case(lambda: Autocast(GPTBlock()), hidden, 4),
+    "autocast_float16": Case(lambda: Autocast(GPTBlock(0.1), torch.float16), hidden, 4),
+    "autocast_reentrant": Case(lambda: Autocast(Checkpointed(use_reentrant=True)), hidden, 8),
     "autocast_llama": Case(lambda: Autocast(LlamaBlock()), hidden, 7),
     "autocast_products": Case(lambda: Autocast(Products()), hidden, 6),
     "autocast_addmm": Case(lambda: Autocast(Addmm()), hidden, 2),

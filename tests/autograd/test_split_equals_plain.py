@@ -86,10 +86,13 @@ def test_expected_ops_are_left_to_w(name):
     assert len(queue) == CASES[name].num_deferred
 
 
-def test_each_checkpointed_block_is_recomputed_once():
-    model, queue = CASES["checkpoint"].build(), WeightQueue()
+@pytest.mark.parametrize("name", ["checkpoint", "reentrant_checkpoint"])
+def test_each_checkpointed_block_is_recomputed_once(name):
+    model, queue = CASES[name].build(), WeightQueue()
+    (x,) = CASES[name].inputs()
     with deferring(queue):
-        y = model(*CASES["checkpoint"].inputs())
+        y = model(x.requires_grad_())
+    assert [block.num_runs for block in model.blocks] == [1, 1]
     with deferring(queue):
         y.sum().backward()
     assert [block.num_runs for block in model.blocks] == [2, 2]

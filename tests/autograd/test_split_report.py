@@ -111,6 +111,37 @@ def test_reasons_of_other_kinds():
     assert {row.reason for row in report.rows} == {reason}
 
 
+def test_grouped_product_in_b_counts_as_in_w():
+    def run(x, p):
+        return F.grouped_mm(x, p, offs=torch.tensor([3, 8], dtype=torch.int32))
+
+    model, x = _Call(run, 2, 4, 12), torch.randn(8, 4)
+    num_flops = 2 * 8 * 4 * 12
+    assert zb.split_report(model, x).rows[0][1:] == (num_flops, 0, "")
+    model.p.register_hook(lambda g: g)
+    assert zb.split_report(model, x).rows[0][1:3] == (0, num_flops)
+
+
+def test_chosen_matrices_of_a_stack_are_weights_and_chosen_rows_of_a_matrix_activations():
+    linear = nn.Linear(4, 4)
+    chosen = torch.tensor([0, 2, 2])
+    report = zb.split_report(_Call(lambda x, p: x @ p[chosen], 3, 4, 4), torch.randn(3, 1, 4))
+    assert report.rows[0][1:3] == (0, 2 * 3 * 4 * 4)
+    report = zb.split_report(_Call(lambda x, p: imported_before(p[x], linear.weight), 9, 4), chosen)
+    assert report.rows[0] == ("p", 0, 0, "aten::index: cheap, kept in B on purpose")
+
+
+def test_compiled_code_is_not_counted_and_the_report_says_so():
+    layers = nn.Sequential(nn.Linear(4, 4), torch.compile(nn.Linear(4, 4), backend="aot_eager"))
+    report = zb.split_report(layers, torch.randn(3, 4))
+    outside, _, weight, bias = report.rows
+    assert outside[1:] == (2 * 3 * 4 * 4, 0, "")
+    text = "compiled code: FLOPs not counted, and W has linear, embedding and the functions matmul"
+    assert weight[1:3] == bias[1:3] == (0, 0)
+    assert weight.reason == f"parameters not seen in {text}, mm and addmm"
+    assert bias.reason == f"parameters in {text}, mm and addmm"
+
+
 @pytest.mark.parametrize("first", ["split", "in B"])
 def test_activation_of_parameters_alone_is_no_weight(first):
     """Its gradient is what B is for, even if it has the size of the parameter behind it."""
@@ -135,11 +166,12 @@ def test_checkpoint_that_is_not_reentrant_is_seen_and_not_recomputed():
     assert [block.num_runs for block in model.blocks] == [1, 1]
 
 
-# torch counts all channels for a group, what a user's function does, and nothing for LSTM; and a
-# checkpoint cannot be asked for gradients by name.
+# torch counts all channels for a group, what a user's function does, and nothing for LSTM and
+# grouped_mm; and a checkpoint cannot be asked for gradients by name.
 COUNTED_OTHERWISE = set(
     "conv1d_depthwise conv_transpose2d convolutions own_function recurrent gru "
-    "reentrant_checkpoint checkpoint autocast_checkpoint".split()
+    "grouped grouped_transposed grouped_columns "
+    "reentrant_checkpoint checkpoint autocast_checkpoint autocast_reentrant".split()
 )
 WITH_INPUT_GRADIENT = sorted(
     name for name, case in CASES.items() if case.inputs()[0].is_floating_point()

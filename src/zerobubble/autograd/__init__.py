@@ -19,6 +19,7 @@ the :class:`WeightQueue` (W) whenever it suits: the gradients are those of a pla
     address.py     how such code finds its weight and its queue
 """
 
+from zerobubble.autograd.data_parallel import gradient_sync_at_end
 from zerobubble.autograd.intercept import deferring, ready_to_defer
 from zerobubble.autograd.native import build_native
 from zerobubble.autograd.queue import WeightQueue
@@ -31,6 +32,7 @@ __all__ = [
     "WeightQueue",
     "build_native",
     "deferring",
+    "gradient_sync_at_end",
     "ready_to_defer",
     "split_report",
     "splitting",

@@ -6,7 +6,8 @@ bias where the compiler sees them, and calls the custom op ``zerobubble::stash``
 W needs on a queue; ``address.py`` says on which.
 
 A bias keeps its gradient in B: the sum is fused into the kernel that makes the output gradient.
-Tensor methods (``x @ weight``, ``x.mm(weight)``) stay in B, because dynamo does not look them up.
+Tensor methods (``x @ weight``, ``x.mm(weight)``) stay in B, because dynamo does not look them up;
+``split_report`` says so.
 """
 
 import warnings

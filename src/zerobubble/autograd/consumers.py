@@ -19,8 +19,11 @@ _PASSING = re.compile(
 )
 _GEMM = re.compile(r"(Mm|Bmm|Addmm|Baddbmm)Backward\d")
 _CONVOLUTION = re.compile(r"ConvolutionBackward\d")
+_GROUPED = "GroupedMmBackward0"
 _RECURRENT = re.compile(r"(MkldnnRnnLayer|CudnnRnn|ThnnFused\w+Cell|Miopen\w+)Backward\d")
-_COSTLY = re.compile("|".join(r.pattern for r in (_GEMM, _CONVOLUTION, _RECURRENT)))
+_COSTLY = re.compile(
+    "|".join(r.pattern for r in (_GEMM, _CONVOLUTION, _RECURRENT)) + f"|{_GROUPED}"
+)
 
 Edge = tuple[Any, int]
 
@@ -47,7 +50,7 @@ def uses_of_parameters(outputs: Iterable[Tensor]) -> dict[Parameter, list[Use]]:
             num_flops = split.num_weight_flops(_output_shape(node))
             for i, parameter in enumerate(split.parameters):
                 uses[parameter].append(Use(split.op, node, True, 0 if i else num_flops))
-        elif not _PASSING.fullmatch(node.name()):
+        elif not _hands_on(node):
             for place, edge in enumerate(node.next_functions):
                 parameters = _parameters_behind(edge)
                 num_flops = _num_flops(node, place) if parameters else 0
@@ -92,11 +95,18 @@ def _parameters_behind(edge: Edge) -> list[Parameter]:
             parameters.append(variable)
         elif variable is not None or split_of(node) or _is_costly(node):
             return []
-        is_part &= variable is not None or bool(_PASSING.fullmatch(node.name()))
+        is_part &= variable is not None or _hands_on(node)
         pending.extend(node.next_functions)
     parameters.sort(key=Tensor.numel, reverse=True)
     is_weight = is_part or (parameters and prod(_shape(edge)) == parameters[0].numel())
     return parameters if is_weight else []
+
+
+def _hands_on(node: Any) -> bool:
+    """Whether a node hands on a part of a parameter: of a stack of matrices also those chosen."""
+    if node.name() == "IndexBackward0":
+        return len(_shape(node.next_functions[0])) >= 3
+    return bool(_PASSING.fullmatch(node.name()))
 
 
 def _is_costly(node: Any) -> bool:
@@ -114,6 +124,8 @@ def _num_flops(node: Any, place: int) -> int:
             return 0
         is_left = place == has_bias
         return 2 * prod(operand) * shape[-1 if is_left else -2]
+    if node.name() == _GROUPED and len(operand) == 3:
+        return 2 * prod(operand[1:]) * shape[0]
     if _CONVOLUTION.fullmatch(node.name()):
         num = prod(shape) // shape[1]
         num = num // prod(node._saved_stride) if node._saved_transposed else num

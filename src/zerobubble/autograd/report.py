@@ -15,6 +15,8 @@ from zerobubble.autograd.intercept import deferring
 from zerobubble.autograd.queue import WeightQueue
 
 _UNUSED = "parameters without use: this call has no gradient for them"
+_COMPILED = "FLOPs not counted, and W has linear, embedding and the functions matmul, mm and addmm"
+_IN_COMPILED = f"parameters not seen in compiled code: {_COMPILED}"
 _IN_CHECKPOINT = "parameters in a reentrant checkpoint: their use is seen in B only"
 
 
@@ -31,7 +33,8 @@ class SplitRow(NamedTuple):
 class SplitReport:
     """What one call of a module leaves to W.
 
-    FLOPs are those of parameter gradients in matrix products, convolutions and recurrent layers.
+    FLOPs are those of parameter gradients in matrix products, convolutions and recurrent layers,
+    outside code that torch.compile has made.
     """
 
     rows: tuple[SplitRow, ...]
@@ -100,12 +103,18 @@ aten::lstm
             in_b = [use for use in found if not use.in_w]
             reason = _reason(name, parameter, owners[name], in_b) if in_b else ""
             if not found:
-                hidden = "CheckpointFunctionBackward" in names
-                reason = _IN_CHECKPOINT if hidden else _UNUSED
+                reason = _reason_unseen(names)
             flops_in_w = sum(use.num_flops for use in found if use.in_w)
             flops_in_b = sum(use.num_flops for use in in_b)
             rows.append(SplitRow(name, flops_in_w, flops_in_b, reason))
     return SplitReport(tuple(rows))
+
+
+def _reason_unseen(names: set[str]) -> str:
+    """Say why no op of a graph with nodes of these names uses a parameter."""
+    if "CheckpointFunctionBackward" in names:
+        return _IN_CHECKPOINT
+    return _IN_COMPILED if any(name.startswith("Compiled") for name in names) else _UNUSED
 
 
 def _own(module: nn.Module) -> list[str]:
@@ -129,7 +138,7 @@ def _reason(name: str, parameter: nn.Parameter, owner: nn.Module, uses: list[Use
     if use.op == "aten::embedding":
         return "sparse or renormalized embeddings: no split for them"
     if use.op.startswith("Compiled"):
-        return "compiled layers: the compiled backward is a whole"
+        return f"parameters in compiled code: {_COMPILED}"
     if not use.op.startswith("aten::"):
         return f"autograd function {use.op}: its backward is a whole"
     if use.num_flops:

@@ -16,10 +16,11 @@ from zerobubble.autograd.ops.batches import baddbmm, bmm
 from zerobubble.autograd.ops.convolution import convolution, transposed_convolution
 from zerobubble.autograd.ops.einsum import einsum
 from zerobubble.autograd.ops.embedding import embedding
+from zerobubble.autograd.ops.grouped import grouped_mm
 from zerobubble.autograd.ops.matmul import addmm, linear, matmul
 
-# One entry per name under which a module may call an op.
-SITES: tuple[tuple[Any, str, Op], ...] = (
+# One entry per name under which a module may call an op; a torch may lack the newest ones.
+_NAMES: tuple[tuple[Any, str, Op], ...] = (
     (F, "linear", linear),
     (torch, "matmul", matmul),
     (torch.Tensor, "matmul", matmul),
@@ -47,4 +48,7 @@ SITES: tuple[tuple[Any, str, Op], ...] = (
     (torch, "conv_transpose1d", transposed_convolution),
     (torch, "conv_transpose2d", transposed_convolution),
     (torch, "conv_transpose3d", transposed_convolution),
+    (F, "grouped_mm", grouped_mm),
+    (torch, "_grouped_mm", grouped_mm),
 )
+SITES = tuple(site for site in _NAMES if hasattr(site[0], site[1]))
