@@ -202,8 +202,7 @@ class _Search:
                 size.tune(templates, self.effort, num_climbs)
                 # Justification does more in larger problems, and is worth more time there.
                 justified = self.effort.justified * 2**number
-                if copied is None:
-                    size.tune_justified(justified)
+                size.tune_justified(justified)
                 size.polish(self.effort, justified, self.effort.moves, copied)
                 templates = [each.rule for each in size.best_of(Template)] or templates
                 num_climbs = max(1, num_climbs // 2)

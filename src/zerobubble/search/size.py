@@ -34,8 +34,8 @@ _LEAST_TRIES = 3
 _OPS_OF_A_TRY = 1_500
 # A small problem has been seen from all sides after so many tries for each of its ops.
 _TRIES_AN_OP, _MOVES_AN_OP = 20, 2_000
-# Orders of more ops than this are moved less, so that it does not take longer.
-_LARGEST_MOVED = 20_000
+# Orders of more ops than this are moved less often, so that it takes no longer.
+_LARGEST_MOVED = 5_000
 _CHOSEN_RULES, _NUM_SHAPED, _NUM_JUSTIFIED, _NUM_MOVED = 6, 3, 2, 2
 # A named schedule is built for a larger problem if it idles little more than the best.
 _CLOSE_IDLE = 1.2
@@ -226,8 +226,7 @@ class Size:
         if copied is not None:
             shapes = Shape.fitted(copied, self.problem).variants()
             starts += [self._try_justified(shape) for shape in shapes]
-        if copied is None or not self.is_deep:
-            starts += self._climb_from_templates(effort.shaped)
+        starts += self._climb_from_templates(effort.shaped)
         if self.is_deep:
             change, share = Reshaping(self.problem), num_justified // _NUM_JUSTIFIED
             for seed, each in enumerate(self.best_of(Shape)[:_NUM_JUSTIFIED]):
