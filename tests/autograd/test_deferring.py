@@ -318,3 +318,27 @@ def test_call_with_names_or_a_parameter_as_input_is_split(call):
 def test_wrong_shapes_raise_the_error_of_torch():
     with deferring(WeightQueue()), pytest.raises(RuntimeError, match="cannot be multiplied"):
         nn.Linear(3, 3)(torch.ones(2, 4))
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_backward_outside_is_left_alone_while_another_thread_defers(use_reentrant):
+    """A recomputation in this thread must not find the queue of the other one."""
+    inside, leave = threading.Event(), threading.Event()
+    queue = WeightQueue()
+
+    def defer_for_a_while():
+        with deferring(queue):
+            inside.set()
+            leave.wait(30)
+
+    thread = threading.Thread(target=defer_for_a_while)
+    thread.start()
+    inside.wait(30)
+    try:
+        linear, x = nn.Linear(3, 3), torch.ones(1, 3, requires_grad=True)
+        checkpoint(linear, x, use_reentrant=use_reentrant).sum().backward()
+    finally:
+        leave.set()
+        thread.join()
+    assert len(queue) == 0
+    assert torch.equal(linear.weight.grad, torch.ones(3, 3))

@@ -123,3 +123,96 @@ def test_main_grad_holds_also_what_b_computed():
 def test_fused_is_passed_on():
     call = zb.splitting(_layers(), fused=True)(torch.ones(1, 3))
     assert (call.queue.fused, call.queue.main_grad) == (True, False)
+
+
+def _called(change):
+    """Run F, B and W with a change after F; likewise F and the backward of a copy."""
+    split = _layers()
+    plain = copy.deepcopy(split)
+    x = torch.randn(5, 3, requires_grad=True)
+    y = x.detach().clone().requires_grad_()
+    call, output = zb.splitting(split)(x), plain(y)
+    change(split)
+    change(plain)
+    call.backward_input(torch.ones(5, 2))
+    call.backward_weight()
+    output.backward(torch.ones(5, 2))
+    return [x, *split.parameters()], [y, *plain.parameters()]
+
+
+def _hook(layers):
+    layers[0].weight.register_hook(lambda gradient: 10 * gradient)
+
+
+def _freeze(layers):
+    layers[0].weight.requires_grad_(False)
+
+
+def _give_other_data(layers):
+    layers[2].weight.data = torch.full((2, 4), 3.0)
+
+
+@pytest.mark.parametrize("change", [_hook, _freeze, _give_other_data])
+def test_what_is_done_to_a_parameter_between_f_and_b_counts_as_in_plain_backward(change):
+    for a, b in zip(*_called(change), strict=True):
+        assert (a.grad is None) == (b.grad is None)
+        assert a.grad is None or torch.equal(a.grad, b.grad)
+
+
+def test_biases_as_large_as_the_output_have_gradients_of_their_own():
+    b1, b2, w = (nn.Parameter(torch.ones(2, 3, 3)) for _ in range(3))
+    split = zb.splitting(lambda x: torch.baddbmm(b1, x, w) + torch.baddbmm(b2, x, w))
+    for _ in range(2):
+        call = split(torch.ones(2, 3, 3))
+        call.backward_input(torch.ones(2, 3, 3))
+        call.backward_weight()
+    assert torch.equal(b1.grad, torch.full((2, 3, 3), 2.0))
+    assert torch.equal(b2.grad, b1.grad)
+    assert b1.grad.data_ptr() != b2.grad.data_ptr()
+
+
+@pytest.mark.parametrize("when", ["F", "B"])
+def test_group_offsets_that_change_too_early_are_an_error(when):
+    offs, w = torch.tensor([2, 4], dtype=torch.int32), nn.Parameter(torch.ones(2, 8, 8))
+    x = torch.ones(4, 8, requires_grad=True)
+    call = zb.splitting(lambda x: nn.functional.grouped_mm(x, w, offs=offs))(x)
+    if when == "B":
+        call.backward_input(torch.ones(4, 8))
+    offs[0] = 3
+    with pytest.raises(RuntimeError, match=r"grouped_mm: offs of shape \(2,\) was modified in"):
+        call.backward_weight() if when == "B" else call.backward_input(torch.ones(4, 8))
+
+
+def test_w_after_a_failed_b_is_refused():
+    class Failing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, dy):
+            raise ValueError("failed")
+
+    linear = nn.Linear(3, 3)
+    call = zb.splitting(lambda x: linear(Failing.apply(linear(x))))(torch.ones(1, 3))
+    with pytest.raises(ValueError, match="failed"):
+        call.backward_input(torch.ones(1, 3))
+    with pytest.raises(RuntimeError, match="W of this call after a B or W that failed"):
+        call.backward_weight()
+    assert linear.weight.grad is None
+
+
+def test_an_output_that_hides_its_tensors_is_refused():
+    class Output:
+        def __init__(self, y):
+            self.y = y
+
+    layers = _layers()
+    call = zb.splitting(lambda x: Output(layers(x)))(torch.ones(1, 3))
+    with pytest.raises(RuntimeError, match="B finds no tensor in the output, a Output"):
+        call.backward_input()
+
+
+def test_main_grad_of_a_function_is_refused():
+    with pytest.raises(TypeError, match="main_grad needs a module"):
+        zb.splitting(lambda x: x, main_grad=True)

@@ -127,3 +127,37 @@ def test_gradients_are_the_mean_of_the_unwrapped_ones(way, order):
         assert num_deferred == [NUM_DEFERRED] * NUM_MICROBATCHES
         for actual, wanted in zip(found, expected, strict=True):
             models.assert_same_bits(actual, wanted)
+
+
+def work_in_main_grad(rank):
+    dist.init_process_group("gloo")
+    stage = DistributedDataParallel(nn.Linear(2, 1, bias=False))
+    with gradient_sync_at_end(stage):
+        call = zb.splitting(stage, main_grad=True)(torch.full((1, 2), 2.0 + 2 * rank))
+        call.backward_input(torch.ones(1, 1))
+        call.backward_weight()
+    weight = stage.module.weight
+    return weight.grad is None, weight.main_grad.tolist()
+
+
+@pytest.mark.timeout(120)
+def test_ddp_averages_main_grad_too():
+    for found in values(launch(work_in_main_grad, NUM_RANKS, timeout=40)):
+        assert found == (True, [[3.0, 3.0]])
+
+
+def work_in_main_grad_of_shards(rank):
+    dist.init_process_group("gloo")
+    stage = fully_shard(nn.Linear(2, 2, bias=False))
+    with (
+        pytest.raises(RuntimeError, match="parameter weight has its gradient in main_grad"),
+        gradient_sync_at_end(stage),
+    ):
+        call = zb.splitting(stage, main_grad=True)(torch.ones(1, 2))
+        call.backward_input(torch.ones(1, 2))
+        call.backward_weight()
+
+
+@pytest.mark.timeout(120)
+def test_fsdp2_refuses_main_grad():
+    values(launch(work_in_main_grad_of_shards, NUM_RANKS, timeout=40))

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
 
+# Where gradients may be: see ``main_grad`` of WeightQueue.
+_BUFFERS = ("grad", "main_grad")
+
+
 @contextmanager
 def gradient_sync_at_end(module: nn.Module) -> Iterator[None]:
     """Reduce the gradients of DDP and FSDP2 modules once, on leaving the block.
@@ -39,8 +43,10 @@ def gradient_sync_at_end(module: nn.Module) -> Iterator[None]:
                 call.backward_weight()
         optimizer.step()
 
-    DDP's communication hooks do not run. FSDP2 keeps the parameters that B has gathered until the
-    end; where it reduces in another dtype, W adds up in that of the parameters until the next B.
+    With DDP the mean is taken of ``.main_grad`` too, where W adds to it; FSDP2 cannot, and refuses
+    with a RuntimeError. DDP's communication hooks do not run. FSDP2 keeps the parameters that B has
+    gathered until the end; where it reduces in another dtype, W adds up in that of the parameters
+    until the next B.
     """
     # Not above, since it takes as long to import as torch itself.
     from torch.distributed.fsdp import FSDPModule
@@ -52,6 +58,7 @@ def gradient_sync_at_end(module: nn.Module) -> Iterator[None]:
             without_sync.enter_context(wrapper.no_sync())
         without_sync.enter_context(_without_reduction(sharded))
         yield
+    _refuse_main_grad(sharded)
     for wrapper in replicated:
         _average(wrapper)
     for state in map(_state, sharded):
@@ -96,14 +103,16 @@ def _groups(module: "FSDPModule") -> list[Any]:
 def _average(wrapper: DistributedDataParallel) -> None:
     """Give every gradient its mean over the ranks; a rank that has none counts as zero."""
     group: Any = wrapper.process_group
-    parameters = _reduced(wrapper)
-    used = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32)
-    used = used.to(parameters[0].device)
+    buffers = [(p, name) for p in _reduced(wrapper) for name in _BUFFERS]
+    if not buffers:
+        return
+    used = torch.tensor([getattr(p, name, None) is not None for p, name in buffers]).int()
+    used = used.to(buffers[0][0].device)
     dist.all_reduce(used, dist.ReduceOp.MAX, group)
     works = []
-    for parameter, is_used in zip(parameters, used.tolist(), strict=True):
+    for (parameter, name), is_used in zip(buffers, used.tolist(), strict=True):
         if is_used:
-            gradient = _gradient(parameter).div_(group.size())
+            gradient = _buffer(parameter, name).div_(group.size())
             works.append(dist.all_reduce(gradient, group=group, async_op=True))
     for work in works:
         work.wait()
@@ -114,7 +123,20 @@ def _reduced(wrapper: DistributedDataParallel) -> list[Parameter]:
     return [p for name, p in named if p.requires_grad and name not in wrapper.parameters_to_ignore]
 
 
-def _gradient(parameter: Parameter) -> Tensor:
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter, requires_grad=False)
-    return parameter.grad
+def _buffer(parameter: Parameter, name: str) -> Tensor:
+    buffer: Tensor | None = getattr(parameter, name, None)
+    if buffer is None:
+        dtype = parameter.dtype if name == "grad" else torch.float32
+        buffer = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
+        setattr(parameter, name, buffer)
+    return buffer
+
+
+def _refuse_main_grad(modules: Sequence["FSDPModule"]) -> None:
+    for module in modules:
+        for name, parameter in module.named_parameters():  # type: ignore[attr-defined]
+            if getattr(parameter, "main_grad", None) is not None:
+                raise RuntimeError(
+                    f"parameter {name} has its gradient in main_grad, but FSDP2 reduces .grad: "
+                    "leave main_grad out, and give fully_shard an mp_policy with the reduce_dtype"
+                )

@@ -52,7 +52,8 @@ class _Deferred(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor, call: _Call) -> Tensor:
         op, operands, ctx.split, ctx.queue = call
-        ctx.save_for_backward(x, operands[0] if x.requires_grad else None)
+        # Detached: a parameter that is given other data later has its old data here.
+        ctx.save_for_backward(x, operands[0].detach() if x.requires_grad else None)
         ctx.set_materialize_grads(False)
         y: Tensor = op(x, *operands)
         # A view made here would forbid in-place ops on the output; .data has no view relation.

@@ -144,10 +144,16 @@ def _is_plain_autograd() -> bool:
 
 
 def _current_queue() -> WeightQueue | None:
-    """Return this thread's queue or, in a thread that autograd runs B in, the last one entered."""
-    if _here.queue is None and _latest is not None and torch._C._current_graph_task_id() != -1:
+    """Return this thread's queue or, in a thread of autograd's own, the last one entered."""
+    if _here.queue is None and _latest is not None and _is_of_autograd():
         return _latest
     return _here.queue
+
+
+def _is_of_autograd() -> bool:
+    """Say whether autograd has started this thread, to run a backward for a device."""
+    in_backward = torch._C._current_graph_task_id() != -1
+    return in_backward and isinstance(threading.current_thread(), threading._DummyThread)
 
 
 address.provide_addresses(_current_queue)

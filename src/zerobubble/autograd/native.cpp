@@ -101,7 +101,7 @@ Tensor product(const Tensor& x, const Call& call) {
 struct Deferred : torch::autograd::Function<Deferred> {
   static Tensor forward(
       AutogradContext* context, const Tensor& x, const Tensor&, const c10::intrusive_ptr<Call>& call) {
-    context->save_for_backward({x, x.requires_grad() ? call->weight : Tensor()});
+    context->save_for_backward({x, x.requires_grad() ? call->weight.detach() : Tensor()});
     context->set_materialize_grads(false);
     const auto y = product(x, *call);
     call->weight = call->bias = Tensor();

@@ -151,6 +151,8 @@ class WeightQueue:
         weight_gradient, x, dy, *_ = item
         weight = weight_gradient.parameters[0]
         stored = _main_grad(weight) if self.main_grad else weight.grad
+        if not weight.requires_grad or weight._backward_hooks:
+            return None
         if stored is None or stored.layout is not torch.strided:
             return None
         others = weight_gradient.add_to(stored, x, dy)
@@ -159,7 +161,13 @@ class WeightQueue:
         return others
 
     def _accumulate(self, parameter: Parameter, gradient: Tensor) -> None:
-        """Do what autograd does at a leaf: cast, add or take over, then call the hooks."""
+        """Do what autograd does at a leaf: call hooks, cast, add or take over, call more hooks.
+
+        What has been done to the parameter since F counts: it may have been frozen or hooked.
+        """
+        if not parameter.requires_grad:
+            return
+        gradient = _hooked(parameter, gradient)
         stored = _main_grad(parameter) if self.main_grad else parameter.grad
         if stored is None:
             parameter.grad = _as_stored(parameter, gradient)
@@ -187,6 +195,14 @@ def _main_grad(parameter: Parameter) -> Tensor:
 
 def _add(total: Tensor, new: Tensor) -> Tensor:
     return total.add_(new) if total.dtype == new.dtype else total + new
+
+
+def _hooked(parameter: Parameter, gradient: Tensor) -> Tensor:
+    hooks = parameter._backward_hooks
+    for hook in tuple(hooks.values()) if hooks else ():
+        replaced = hook(gradient)
+        gradient = gradient if replaced is None else replaced
+    return gradient
 
 
 def _call_hooks(parameter: Parameter) -> None:

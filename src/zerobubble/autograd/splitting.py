@@ -24,7 +24,9 @@ class SplitCall:
         self.output = output
         self.queue = queue
         self._module = module
-        outputs = [t for t in tree_leaves(output) if isinstance(t, Tensor) and t.requires_grad]
+        tensors = [t for t in tree_leaves(output) if isinstance(t, Tensor)]
+        outputs = [t for t in tensors if t.requires_grad]
+        self._has_output = bool(tensors)
         self._shapes = [t.shape for t in outputs]
         self._one = torch.ones_like(outputs[0]) if [t.numel() for t in outputs] == [1] else None
         # The graph is needed for B, the memory of the outputs is the caller's to keep or free.
@@ -42,17 +44,23 @@ class SplitCall:
                 its shape, or None for a gradient of zero; none at all for a single scalar.
 
         Raises:
-            RuntimeError: B was run before.
+            RuntimeError: B was run before, or the output holds its tensors, if any, out of sight.
             ValueError: number or shapes of the gradients are not those of the outputs.
         """
         if self._state != "F":
             raise RuntimeError("B of this call was run before: run B once after each forward")
+        if not self._has_output:
+            raise RuntimeError(
+                f"B finds no tensor in the output, a {type(self.output).__name__}: return tensors, "
+                "also in tuples, lists or dicts, not in objects of your own"
+            )
         gradients = self._checked(output_gradients)
-        edges, self._edges, self._state = self._edges, [], "B"
+        edges, self._edges, self._state = self._edges, [], "failed"
         given = [(e, g) for e, g in zip(edges, gradients, strict=True) if g is not None]
         if given:
             with deferring(self.queue):
                 torch.autograd.backward([e for e, _ in given], [g for _, g in given])
+        self._state = "B"
 
     def backward_weight(self) -> None:
         """Run W: add the parameter gradients that B has left to ``.grad``.
@@ -63,11 +71,15 @@ class SplitCall:
         """
         if self._state == "F":
             raise RuntimeError("W of this call before its B: run backward_input() first")
+        if self._state == "failed":
+            raise RuntimeError("W of this call after a B or W that failed: run its forward again")
         if self._state == "W":
             raise RuntimeError("W of this call was run before: run W once after each B")
+        self._state = "failed"
         self.queue.run()
         self._state = "W"
-        if self.queue.main_grad and isinstance(self._module, nn.Module):
+        if self.queue.main_grad:
+            assert isinstance(self._module, nn.Module), "checked before the forward"
             for parameter in self._module.parameters():
                 move_to_main_grad(parameter)
 
@@ -100,6 +112,9 @@ def splitting(
         fused: as for :class:`WeightQueue`.
         main_grad: as for :class:`WeightQueue`; W then moves also what B added to ``.grad``.
 
+    Raises:
+        TypeError: ``main_grad`` for what is not a module: its parameters are not known.
+
     >>> import torch
     >>> linear, x = torch.nn.Linear(3, 2), torch.ones(4, 3, requires_grad=True)
     >>> call = splitting(linear)(x)
@@ -110,6 +125,11 @@ def splitting(
     >>> linear.bias.grad
     tensor([4., 4.])
     """
+
+    if main_grad and not isinstance(module, nn.Module):
+        raise TypeError(
+            f"main_grad needs a module, whose parameters are known, not a {type(module).__name__}"
+        )
 
     def run(*args: Any, **kwargs: Any) -> SplitCall:
         queue = WeightQueue(fused=fused, main_grad=main_grad)

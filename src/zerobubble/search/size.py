@@ -35,7 +35,7 @@ _OPS_OF_A_TRY = 1_500
 # A small problem has been seen from all sides after so many tries for each of its ops.
 _TRIES_AN_OP, _MOVES_AN_OP = 20, 2_000
 # Orders of more ops than this are moved less often, so that it takes no longer.
-_LARGEST_MOVED = 5_000
+_LARGEST_MOVED = 6_000
 _CHOSEN_RULES, _NUM_SHAPED, _NUM_JUSTIFIED, _NUM_MOVED = 6, 3, 2, 2
 # A named schedule is built for a larger problem if it idles little more than the best.
 _CLOSE_IDLE = 1.2

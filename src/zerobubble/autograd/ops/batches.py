@@ -39,7 +39,11 @@ class _BatchedMatmul(ParameterSplit):
 
     def operand_gradients(self, x: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
         gradient = dy.bmm(x.mT) if self.on_left else x.mT.bmm(dy)
-        return gradient, *(dy.sum_to_size(self.bias_shape) for _ in self._sources[1:])
+        return gradient, *(self._bias_gradient(dy) for _ in self._sources[1:])
+
+    def _bias_gradient(self, dy: Tensor) -> Tensor:
+        # Not dy itself: others may own it.
+        return dy.clone() if dy.shape == self.bias_shape else dy.sum_to_size(self.bias_shape)
 
     def num_weight_flops(self, y_shape: Sequence[int]) -> int:
         return 2 * y_shape[2 if self.on_left else 1] * prod(self.weight_shape)

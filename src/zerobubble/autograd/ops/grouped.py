@@ -21,18 +21,28 @@ class _GroupedMatmul(ParameterSplit):
 
     def __init__(self, weight: Tensor, offs: Tensor, source: Source) -> None:
         super().__init__("grouped_mm", weight.shape, source)
-        self.offs = offs
+        self.offs, self.offs_version = offs, offs._version
         self.by_columns = weight.stride(1) == 1 and weight.stride(2) == weight.shape[1]
 
     def input_gradient(self, x: Tensor, weight: Tensor, dy: Tensor) -> Tensor:
+        self._check_offs("B")
         if x.stride() == (1, x.shape[0]):
             return torch._grouped_mm(weight, dy.t(), self.offs).t()
         return torch._grouped_mm(dy, weight.mT, self.offs)
 
     def operand_gradients(self, x: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
+        self._check_offs("W")
         if self.by_columns:
             return (torch._grouped_mm(dy.t(), x, self.offs).mT,)
         return (torch._grouped_mm(x.t(), dy, self.offs),)
+
+    def _check_offs(self, part: str) -> None:
+        if self.offs._version != self.offs_version:
+            raise RuntimeError(
+                f"{part} of grouped_mm: offs of shape {tuple(self.offs.shape)} was modified in "
+                f"place after F (version {self.offs._version}, expected {self.offs_version}): run "
+                f"{part} before the modification, or modify a clone"
+            )
 
     def num_weight_flops(self, y_shape: Sequence[int]) -> int:
         _, num_inputs, num_outputs = self.weight_shape
