@@ -167,6 +167,12 @@ OP_CASES = {
     "einsum_to_rows": case(lambda x, w: torch.einsum("btd,do->otb", x, w), (WIDTH, 3)),
     "einsum_reversed": case(lambda x, w: torch.einsum("dtb,ob->dot", x, w), (3, WIDTH)),
     "einsum_of_view": case(lambda x, w: torch.einsum("btd,do->bto", x, w[1]), E),
+    "einsum_broadcast": case(
+        lambda x, w: torch.einsum("btd,hdk->bhtk", x, w),
+        H,
+        inputs=lambda: (hidden()[0][..., :1],),
+        num_deferred=0,
+    ),
     "conv1d": case(partial(late, "conv1d"), (6, 4, 3), (6,), inputs=series),
     "conv1d_same": case(partial(late, "conv1d", padding="same"), (6, 4, 4), inputs=series),
     "conv1d_valid": case(partial(late, "conv1d", padding="valid"), (6, 4, 3), inputs=series),
@@ -175,6 +181,12 @@ OP_CASES = {
     "conv2d_dilated": case(partial(late, "conv2d", dilation=(1, 2)), (4, 3, 3, 3), inputs=image),
     "conv2d_same": case(
         partial(late, "conv2d", padding="same", dilation=(1, 3)), (4, 3, 2, 4), (4,), inputs=image
+    ),
+    "conv2d_same_uneven": case(
+        partial(late, "conv2d", padding="same"), (4, 3, 2, 3), (4,), inputs=image
+    ),
+    "conv2d_without_channels": case(
+        partial(late, "conv2d"), (4, 0, 1, 1), inputs=lambda: (image()[0][:, :0],)
     ),
     "conv2d_pointwise": case(partial(late, "conv2d"), (4, 3, 1, 1), (4,), inputs=image),
     "conv2d_channels_last": Case(ChannelsLast, channels_last, 2),

@@ -1,6 +1,7 @@
 """Does the report count every FLOP and name what stays in B?"""
 
 import re
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -209,6 +210,57 @@ def test_report_leaves_no_trace():
     torch.set_rng_state(random_state)
     torch.randn(8, 4)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+class _Counting(nn.Module):
+    """Binds buffers anew, writes into others, adds one, and may fail then."""
+
+    def __init__(self, fails):
+        super().__init__()
+        self.norm, self.fails = nn.BatchNorm1d(4), fails
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("other", None)
+
+    def forward(self, x):
+        self.count = self.other = self.count + 1
+        self.register_buffer("late", x)
+        x = self.norm(x)
+        if self.fails:
+            raise RuntimeError("fails")
+        return x
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_buffers_are_put_back_when_bound_anew_and_when_the_forward_fails(fails):
+    model = _Counting(fails)
+    before = dict(model.named_buffers())
+    values = {name: buffer.clone() for name, buffer in before.items()}
+    with pytest.raises(RuntimeError, match="fails") if fails else nullcontext():
+        zb.split_report(model, torch.randn(8, 4))
+    after = dict(model.named_buffers())
+    assert after.keys() == before.keys()
+    for name, buffer in after.items():
+        assert buffer is before[name], name
+        assert torch.equal(buffer, values[name]), name
+
+
+def test_a_function_is_refused_in_one_line():
+    with pytest.raises(TypeError) as caught:
+        zb.split_report(lambda x: x, torch.ones(2))
+    assert str(caught.value) == (
+        "split_report takes an nn.Module, whose parameters have names, not a function: "
+        "pass the module that it calls"
+    )
+
+
+@pytest.mark.parametrize("in_w", [True, False])
+def test_convolution_without_channels_has_no_flops(in_w):
+    model = _Call(lambda x, p: F.conv1d(x, p), 3, 0, 1)
+    if not in_w:
+        model.p.register_hook(lambda g: g)
+    [row] = zb.split_report(model, torch.randn(2, 0, 4)).rows
+    assert row[1:3] == (0, 0)
+    assert (row.reason == "") == in_w
 
 
 def test_table_of_a_block():

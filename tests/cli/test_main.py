@@ -139,12 +139,15 @@ def test_a_full_disk_is_told_in_one_line():
     assert ended.stderr == "zerobubble list: [Errno 28] No space left on device\n"
 
 
-def test_an_interrupt_is_silent(zerobubble, monkeypatch):
+def test_an_interrupt_is_told_in_one_line_but_not_by_every_rank(zerobubble, monkeypatch):
     def interrupt(name):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli, "import_module", interrupt)
-    assert zerobubble("list") == (130, "", "")
+    monkeypatch.delenv("RANK", raising=False)
+    assert zerobubble("search", "-p", 2) == (130, "", "zerobubble search: interrupted\n")
+    monkeypatch.setenv("RANK", "0")
+    assert zerobubble("train") == (130, "", "")
 
 
 def test_a_command_that_needs_torch_says_how_to_get_it(refused, monkeypatch):

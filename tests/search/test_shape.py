@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from tests.search.test_listing import preferences_for, problems
 from zerobubble.costs import Costs
-from zerobubble.ir import Kind, linear, wave
+from zerobubble.ir import B, F, Kind, Schedule, W, linear, wave
 from zerobubble.schedules import build
 from zerobubble.search.arrangement import arrange, split_codes
 from zerobubble.search.listing import list_ops
 from zerobubble.search.problem import Problem
-from zerobubble.search.shape import Shape
+from zerobubble.search.shape import Reshaping, Shape
 from zerobubble.verify import verify
 
 
@@ -79,3 +79,28 @@ def list_order(problem):
 
     rule = FixedRule("earliest", "none")
     return list_ops(problem, rule.preferences(problem, 0.0, None))
+
+
+def test_a_backward_that_ends_as_a_forward_starts_is_not_in_flight():
+    """With B before W, F of the next microbatch starts just as B of this one ends."""
+    orders = [[F(0, 0), B(0, 0), F(0, 1), B(0, 1), F(0, 2), B(0, 2), W(0, 0), W(0, 1), W(0, 2)]]
+    problem = Problem(Costs.uniform(1), linear(1), 3)
+    found = arrange(problem, Schedule.from_ops("", linear(1), 3, orders).flat()[0])
+    assert Shape.fitted(found, problem).caps.tolist() == [1]
+
+
+@pytest.mark.parametrize(("smallest", "growths"), [(1, {0, 1}), (3, {0})])
+def test_a_swap_keeps_the_sum_of_a_rank_but_for_the_least_cap_of_one(smallest, growths):
+    placement = wave(2, 2)
+    reshaping = Reshaping(Problem(Costs.uniform(4), placement, 4))
+    caps, generator = np.array([smallest, 3, 5, 7]), np.random.default_rng(0)
+    shape, seen = Shape(np.zeros((3, 4)), caps, caps, 0.0, 1.0, np.full(2, -1.0)), set()
+    for _ in range(100):
+        after = reshaping._swap_caps(shape, generator)
+        [change] = [c - caps for c in (after.caps, after.warm_caps) if c is not caps]
+        of_ranks = [int(change[list(placement.stages_of(rank))].sum()) for rank in range(2)]
+        assert (caps + change).min() >= 1
+        assert of_ranks == [0, 0] or (of_ranks == [1, 0] and change[0] == 0)
+        seen.add((sum(of_ranks), int(np.abs(change).sum())))
+    assert {growth for growth, _ in seen} == growths
+    assert (0, 2) in seen

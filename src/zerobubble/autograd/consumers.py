@@ -47,7 +47,8 @@ def uses_of_parameters(outputs: Iterable[Tensor]) -> dict[Parameter, list[Use]]:
     for node in graph_nodes(outputs):
         split = split_of(node)
         if split is not None:
-            num_flops = split.num_weight_flops(_output_shape(node))
+            shape = _output_shape(node)
+            num_flops = 0 if 0 in shape else split.num_weight_flops(shape)
             for i, parameter in enumerate(split.parameters):
                 uses[parameter].append(Use(split.op, node, True, 0 if i else num_flops))
         elif not _hands_on(node):
@@ -116,7 +117,7 @@ def _is_costly(node: Any) -> bool:
 def _num_flops(node: Any, place: int) -> int:
     """Count the operations of the gradient of one operand of a node."""
     shape, operand = _output_shape(node), _shape(node.next_functions[place])
-    if len(operand) < 2:
+    if len(operand) < 2 or 0 in shape:
         return 0
     if _GEMM.fullmatch(node.name()):
         has_bias = len(node.next_functions) == 3

@@ -76,7 +76,10 @@ def split_report(module: nn.Module, *args: Any, **kwargs: Any) -> SplitReport:
     """Say what a call ``module(*args, **kwargs)`` leaves to W, and what stays in B and why.
 
     Runs the forward once and reads its graph: no backward, no ``.grad``, and buffers and the
-    random state are put back. ``str()`` of the report is a table.
+    random state are put back, also if the forward fails. ``str()`` of the report is a table.
+
+    Raises:
+        TypeError: ``module`` is no module, so that its parameters have no names.
 
     >>> from torch import nn
     >>> layers = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.LSTM(8, 8))
@@ -90,6 +93,11 @@ def split_report(module: nn.Module, *args: Any, **kwargs: Any) -> SplitReport:
     B   10.2 kFLOP  4 parameters (2.weight_ih_l0, ..., 2.bias_hh_l0): LSTM cells: no split for \
 aten::lstm
     """
+    if not isinstance(module, nn.Module):
+        raise TypeError(
+            f"split_report takes an nn.Module, whose parameters have names, not a "
+            f"{type(module).__name__}: pass the module that it calls"
+        )
     with _state_kept(module), native.in_python(), torch.enable_grad(), deferring(WeightQueue()):
         output = module(*args, **kwargs)
     outputs = [t for t in tree_leaves(output) if isinstance(t, Tensor)]
@@ -148,14 +156,20 @@ def _reason(name: str, parameter: nn.Parameter, owner: nn.Module, uses: list[Use
 
 @contextmanager
 def _state_kept(module: nn.Module) -> Iterator[None]:
-    """Put buffers and the random state back."""
-    saved = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    """Put buffers, also those bound anew, and the random state back."""
+    values = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    bound = [(owner._buffers, dict(owner._buffers)) for owner in module.modules()]
     devices = {p.device for p in module.parameters() if p.device.type == "cuda"}
-    with torch.random.fork_rng(devices):
-        yield
-    with torch.no_grad():
-        for buffer, before in saved:
-            buffer.copy_(before)
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        for buffers, before in bound:
+            buffers.clear()
+            buffers.update(before)
+        with torch.no_grad():
+            for buffer, value in values:
+                buffer.copy_(value)
 
 
 def _names(rows: list[SplitRow]) -> str:

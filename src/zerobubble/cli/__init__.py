@@ -19,7 +19,10 @@ USAGE = "usage: zerobubble [--help] [--version] COMMAND ..."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit status: 0 fine, 1 schedule or run wrong, 2 usage."""
+    """Run a command and return its exit status.
+
+    0 is fine, 1 says that a schedule or run is wrong, 2 the usage, and 130 an interrupt.
+    """
     arguments = sys.argv[1:] if argv is None else argv
     command = " ".join(["zerobubble", *arguments[:1]])
     try:
@@ -41,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _drop_output()
         return 1
     except KeyboardInterrupt:
+        if "RANK" not in os.environ:  # for all ranks their launcher says it once
+            print(f"{command}: interrupted", file=sys.stderr)
         return 130
     return status
 

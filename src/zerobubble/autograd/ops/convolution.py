@@ -42,7 +42,7 @@ class _Convolution(ParameterSplit):
         super().__init__(op, weight.shape, source, *biases)
         self.weight = weight.detach()
         self.dtype = x.dtype
-        self.num_positions = x.numel() // x.shape[1]
+        self.num_positions = x.shape[0] * prod(x.shape[2:])
         self.geometry = geometry
 
     def input_gradient(self, x: Tensor, weight: Tensor, dy: Tensor) -> Tensor:
