@@ -26,7 +26,7 @@ HOLD_MORE_AFTER_B = {
     # Convolutions with a rectifier between, in place or saving what is the next input.
     "convolutions": "conv2d_channels_last convolutions",
     # F saves the block's input; B recomputes all the rest, and W needs a part of it.
-    "checkpoints": "checkpoint reentrant_checkpoint autocast_reentrant",
+    "checkpoints": "checkpoint reentrant_checkpoint autocast_checkpoint autocast_reentrant",
 }
 # Where the groups of rows end: the split itself holds it.
 OFFSET_BYTES = dict.fromkeys(("grouped", "grouped_transposed", "grouped_columns"), 3 * 4)
