@@ -3,8 +3,7 @@
 Every placement asked for is searched in the same way. Registered schedules that fit come first,
 then rules of preference: tuned on small copies of the problem, then on the problem itself. Orders
 found by the best rules are justified, improved on their critical paths and, for many microbatches,
-spliced. Whatever is
-found is compared with a lower bound, and the search ends when it is reached.
+spliced. Whatever is found is compared with a lower bound, and the search ends when it is reached.
 """
 
 import time
