@@ -125,7 +125,7 @@ def _intercepted(original: Op, handler: Op) -> Op:
         if torch.compiler.is_compiling():
             return traced(original, *args, **kwargs)
         if _is_plain_autograd():
-            queue = _current_queue()
+            queue = current_queue()
             if queue is not None:
                 out = handler(original, queue, *args, **kwargs)
                 if out is not NotImplemented:
@@ -143,8 +143,8 @@ def _is_plain_autograd() -> bool:
     )
 
 
-def _current_queue() -> WeightQueue | None:
-    """Return this thread's queue or, in a thread of autograd's own, the last one entered."""
+def current_queue() -> WeightQueue | None:
+    """Return this thread's queue, in a thread of autograd's own the last one entered, or None."""
     if _here.queue is None and _latest is not None and _is_of_autograd():
         return _latest
     return _here.queue
@@ -156,4 +156,4 @@ def _is_of_autograd() -> bool:
     return in_backward and isinstance(threading.current_thread(), threading._DummyThread)
 
 
-address.provide_addresses(_current_queue)
+address.provide_addresses(current_queue)

@@ -62,8 +62,7 @@ class Messages:
                 self.layouts.of_stage[postponed.stage] = self.transport.receive_object(peer)
             self._post(postponed, peer)
         tensors, works = self._posted.pop(op)
-        for work in works:
-            work.wait()
+        self.transport.wait(works)
         self._deliver(op, tensors, self.layouts.of_stage[_boundary(op)])
 
     def _post(self, op: Op, peer: int) -> None:
@@ -121,8 +120,7 @@ class Messages:
     def release(self, op: Op) -> None:
         """Drop the buffers of a message that has been read."""
         _, works = self._sent.pop(op)
-        for work in works:
-            work.wait()
+        self.transport.wait(works)
 
     def reset(self) -> None:
         """Forget all messages of the step."""

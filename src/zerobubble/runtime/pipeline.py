@@ -149,6 +149,11 @@ class Pipeline:
                             f"{other_rank} and {rank}: give each its own and pass tied=[{names}]"
                         )
 
+    @property
+    def transport(self) -> Transport:
+        """The connections of this rank to the others."""
+        return self._transport
+
     def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
         """Yield this rank's parameters under their names in the whole model, in its order."""
         for stage in self.stages.values():

@@ -7,6 +7,7 @@ control messages have a gloo group of their own, where no large tensor is in the
 
 import os
 import pickle
+import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
@@ -37,6 +38,9 @@ class Transport:
         pairs: the (sender, reader) pairs between which tensors travel.
         timeout: after how many seconds of silence a peer counts as lost.
 
+    Attributes:
+        on_wait: told of every wait for another rank how many seconds it took; None: nobody.
+
     Raises:
         UsageError: there is another number of processes than ranks.
     """
@@ -51,6 +55,7 @@ class Transport:
         self.device = device
         self.num_ranks = num_ranks
         self.rank = 0
+        self.on_wait: Callable[[float], None] | None = None
         self._outbox: list[tuple[Work, Tensor]] = []
         limit = timedelta(seconds=timeout)
         num_processes = _num_processes()
@@ -112,6 +117,17 @@ class Transport:
             works.append(work)
         return works
 
+    def wait(self, works: Iterable[Work]) -> None:
+        """Wait for the end of transfers: the one place where a rank waits for another."""
+        if self.on_wait is None:
+            for work in works:
+                work.wait()
+            return
+        began = time.perf_counter()
+        for work in works:
+            work.wait()
+        self.on_wait(time.perf_counter() - began)
+
     def send_control(self, tensor: Tensor, peer: int) -> None:
         """Start to send a small CPU tensor in the control group."""
         work = dist.isend(tensor, peer, group=self._control)
@@ -120,7 +136,9 @@ class Transport:
 
     def receive_control(self, tensor: Tensor, peer: int) -> Tensor:
         """Wait for a small CPU tensor from a peer."""
-        dist.recv(tensor, peer, group=self._control)
+        work = dist.irecv(tensor, peer, group=self._control)
+        assert work is not None
+        self.wait([work])
         return tensor
 
     def send_object(self, value: Any, peer: int) -> None:
@@ -166,8 +184,7 @@ class Transport:
 
     def flush(self) -> None:
         """Wait until all control messages have been read, and drop them."""
-        for work, _ in self._outbox:
-            work.wait()
+        self.wait([work for work, _ in self._outbox])
         self._outbox.clear()
 
 
