@@ -99,6 +99,8 @@ class WeightQueue:
         a parameter that is added to the output can own it as its ``.grad``, through a view, and
         adds the next microbatch in place.
         """
+        if self._num_private == len(self._items):
+            return
         new = list(enumerate(self._items))[self._num_private :]
         self._num_private = len(self._items)
         shared = [(i, item) for i, item in new if _num_users(item.dy) > 1 and item.dy.numel()]

@@ -20,7 +20,7 @@ class Executor:
     Args:
         program: what to execute.
         stages: the stages of this rank by number.
-        messages: receives, awaits, sends, hands over and releases.
+        messages: carries out the instructions on messages.
         recorder: notes the times of the ops; None for programs that are not timed.
     """
 
@@ -37,20 +37,13 @@ class Executor:
         self._calls = [(i, self._bind(i, stages)) for i in program.instructions]
 
     def _bind(self, instruction: Instruction, stages: Mapping[int, Stage]) -> Call:
-        action, op, peer = instruction
-        if action is Action.RUN:
-            run = _method(stages[op.stage], op)
-            if self.recorder is None:
-                return partial(run, op.microbatch)
-            return partial(self.recorder.run, run, op.microbatch)
-        actions: dict[Action, Call] = {
-            Action.RECEIVE: partial(self.messages.receive, op, peer),
-            Action.AWAIT: partial(self.messages.wait_for, op, peer),
-            Action.SEND: partial(self.messages.send, op, peer),
-            Action.HAND_OVER: partial(self.messages.hand_over, op),
-            Action.RELEASE: partial(self.messages.release, op),
-        }
-        return actions[action]
+        action, op, _ = instruction
+        if action is not Action.RUN:
+            return self.messages.bind(instruction)
+        run = _method(stages[op.stage], op)
+        if self.recorder is None:
+            return partial(run, op.microbatch)
+        return partial(self.recorder.run, run, op.microbatch)
 
     def run(self, step: int) -> None:
         """Execute the program once.
@@ -60,13 +53,15 @@ class Executor:
         """
         if self.recorder is not None:
             self.recorder.begin_step()
-        for instruction, call in self._calls:
-            try:
+        instruction = None
+        try:
+            for instruction, call in self._calls:  # noqa: B007
                 call()
-            except PipelineError:
-                raise
-            except Exception as error:
-                raise describe(error, self.rank, step, instruction) from error
+        except PipelineError:
+            raise
+        except Exception as error:
+            assert instruction is not None
+            raise describe(error, self.rank, step, instruction) from error
 
 
 def _method(stage: Stage, op: Op) -> Callable[[int], None]:

@@ -13,6 +13,8 @@ from zerobubble.errors import UsageError
 from zerobubble.runtime.boundary import Layout, flatten
 from zerobubble.runtime.partition import StageModule
 
+_unsafe_view = torch.ops.aten._unsafe_view.default
+
 LossFunction = Callable[[Any, Any], Tensor]
 
 
@@ -56,13 +58,14 @@ class Stage:
         self._queues: dict[int, WeightQueue] = {}
 
     def give_input(self, microbatch: int, tensors: list[Tensor], layout: Layout) -> None:
-        """Take the output of the stage before: its tensors become leaves of a new graph."""
-        leaves = [
-            tensor.detach().requires_grad_(spec.requires_grad and torch.is_grad_enabled())
-            for tensor, spec in zip(tensors, layout.tensors, strict=True)
-        ]
-        entered = [_enter(leaf) if leaf.requires_grad else leaf for leaf in leaves]
-        self._inputs[microbatch] = ([x for x in leaves if x.requires_grad], layout.build(entered))
+        """Take the output of the stage before: its tensors, outside any graph, become leaves."""
+        leaves, entered = [], tensors
+        if torch.is_grad_enabled():
+            for tensor, spec in zip(tensors, layout.tensors, strict=True):
+                tensor.requires_grad_(spec.requires_grad)
+            leaves = [tensor for tensor in tensors if tensor.requires_grad]
+            entered = [_enter(tensor) if tensor.requires_grad else tensor for tensor in tensors]
+        self._inputs[microbatch] = (leaves, layout.build(entered))
 
     def give_batch(self, microbatches: list[Any]) -> None:
         """Take the model's inputs: what the first stage reads."""
@@ -79,7 +82,7 @@ class Stage:
                 output = self._add_loss(loss, microbatch)
         tensors, layout = flatten(output, f"the output of stage {self.number}")
         if torch.is_grad_enabled():
-            self._edges[microbatch] = [get_gradient_edge(t) for t in tensors if t.requires_grad]
+            self._edges[microbatch] = [_edge(t) for t in tensors if t.requires_grad]
         if self.loss_fn is None:
             self._outputs[microbatch] = ([t.detach().contiguous() for t in tensors], layout)
         elif torch.is_grad_enabled():
@@ -116,7 +119,7 @@ class Stage:
         edges, gradients = self._edges.pop(microbatch), self._gradients.pop(microbatch, [])
         if edges:
             with self._deferring(microbatch):
-                torch.autograd.backward(edges, gradients)
+                _run_backward(edges, gradients)
 
     def take_input_gradients(self, microbatch: int) -> list[Tensor]:
         """Hand out the gradients of the inputs, once; zeros for an input that was not used."""
@@ -128,7 +131,8 @@ class Stage:
 
     def backward_weight(self, microbatch: int) -> None:
         """Run W: add the deferred parameter gradients to ``.grad``."""
-        self._queues.pop(microbatch).run()
+        if queue := self._queues.pop(microbatch):
+            queue.run()
 
     def backward(self, microbatch: int) -> None:
         """Run BW: both parts at once."""
@@ -150,18 +154,23 @@ class Stage:
         return deferring(self._queues[microbatch])
 
 
+def _edge(output: Tensor) -> GradientEdge:
+    node = output.grad_fn
+    return get_gradient_edge(output) if node is None else GradientEdge(node, output.output_nr)
+
+
 def _enter(leaf: Tensor) -> Tensor:
-    entered: Tensor = _Enter.apply(leaf)  # type: ignore[no-untyped-call]
+    """Alias a boundary tensor, so that the first op of a stage may change it in place.
+
+    To autograd the result is no view: in-place ops on views of a leaf are forbidden.
+    """
+    entered: Tensor = _unsafe_view(leaf, leaf.shape)
     return entered
 
 
-class _Enter(torch.autograd.Function):
-    """Alias a boundary tensor, so that the first op of a stage may change it in place."""
-
-    @staticmethod
-    def forward(ctx: Any, leaf: Tensor) -> Tensor:
-        return leaf.detach()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return gradients[0]
+def _run_backward(edges: list[GradientEdge], gradients: list[Tensor]) -> None:
+    """Do what ``torch.autograd.backward`` does, which compares shapes symbolically first."""
+    roots, keep_graph, create_graph = (tuple(edges), tuple(gradients)), False, False
+    torch.autograd.Variable._execution_engine.run_backward(
+        *roots, keep_graph, create_graph, (), allow_unreachable=True, accumulate_grad=True
+    )
