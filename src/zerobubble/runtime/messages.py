@@ -56,6 +56,10 @@ class Messages:
 
     def wait_for(self, op: Op, peer: int) -> None:
         """Wait for a message and give its tensors to the stage that reads them."""
+        self._deliver(op, self.discard(op, peer), self.layouts.of_stage[_boundary(op)])
+
+    def discard(self, op: Op, peer: int) -> list[Tensor]:
+        """Wait for a message and give it to nobody; return its tensors."""
         while op not in self._posted:
             postponed = self._postponed[peer].popleft()
             if postponed.kind is Kind.F:
@@ -64,7 +68,7 @@ class Messages:
         tensors, works = self._posted.pop(op)
         for work in works:
             work.wait()
-        self._deliver(op, tensors, self.layouts.of_stage[_boundary(op)])
+        return tensors
 
     def _post(self, op: Op, peer: int) -> None:
         tensors = [spec.allocate(self.transport.device) for spec in self._specs(op)]

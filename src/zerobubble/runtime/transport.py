@@ -52,7 +52,7 @@ class Transport:
         self.num_ranks = num_ranks
         self.rank = 0
         self._outbox: list[tuple[Work, Tensor]] = []
-        limit = timedelta(seconds=timeout)
+        self._limit = limit = timedelta(seconds=timeout)
         num_processes = _num_processes()
         if num_processes != num_ranks and num_processes > 1:
             raise UsageError(
@@ -112,11 +112,21 @@ class Transport:
             works.append(work)
         return works
 
-    def send_control(self, tensor: Tensor, peer: int) -> None:
-        """Start to send a small CPU tensor in the control group."""
-        work = dist.isend(tensor, peer, group=self._control)
+    def start_send(self, tensor: Tensor, peer: int, tag: int) -> Work:
+        """Start to send a small CPU tensor in the control group to a peer that awaits it."""
+        work = dist.isend(tensor, peer, group=self._control, tag=tag)
         assert work is not None
-        self._outbox.append((work, tensor))
+        return work
+
+    def start_receive(self, tensor: Tensor, peer: int, tag: int) -> Work:
+        """Start to receive a small CPU tensor in the control group."""
+        work = dist.irecv(tensor, peer, group=self._control, tag=tag)
+        assert work is not None
+        return work
+
+    def send_control(self, tensor: Tensor, peer: int) -> None:
+        """Start to send a small CPU tensor in the control group, kept until ``flush``."""
+        self._outbox.append((self.start_send(tensor, peer, tag=0), tensor))
 
     def receive_control(self, tensor: Tensor, peer: int) -> Tensor:
         """Wait for a small CPU tensor from a peer."""
@@ -145,24 +155,11 @@ class Transport:
         dist.gather_object(value, values, dst=0, group=self._control)
         return values
 
-    def share_control(self, tensor: Tensor, root: int) -> Tensor:
-        """Copy a small CPU tensor of one rank to all ranks."""
-        if self.rank != root:
-            return self.receive_control(tensor, root)
-        for peer in range(self.num_ranks):
-            if peer != root:
-                self.send_control(tensor, peer)
-        # This may be the last message of the run: if the process ended now, it would be lost.
-        self.flush()
-        return tensor
-
-    def share(self, tensor: Tensor, root: int) -> Tensor:
-        """Copy a tensor of one rank to all ranks; on CUDA without waiting for the device."""
-        if self.device.type == "cpu":
-            return self.share_control(tensor, root)
-        if self.num_ranks > 1:
-            dist.broadcast(tensor, root)
-        return tensor
+    def connect_all(self) -> dist.ProcessGroup:
+        """Make an NCCL group of all ranks, used once, so that its next use waits for nobody."""
+        group: dist.ProcessGroup = dist.new_group(backend="nccl", timeout=self._limit)
+        dist.broadcast(torch.zeros(1, device=self.device), 0, group=group)
+        return group
 
     def flush(self) -> None:
         """Wait until all control messages have been read, and drop them."""
