@@ -96,7 +96,7 @@ def test_a_rank_that_fails_in_the_last_op_of_a_step_is_named_by_ranks_that_have_
     cause = "rank 1, BW0 of stage 1, step 3: ArithmeticError: the fuse blew"
     name, message = outcomes[2].error
     assert name == "PipelineError", outcomes[2].traceback
-    assert message == f"rank 2, loss of step 3: stopped, because of {cause}"
+    assert message == f"rank 2, optimizer step 3: stopped, because of {cause}"
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])

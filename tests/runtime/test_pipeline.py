@@ -129,7 +129,7 @@ def test_options_beside_a_finished_optimizer_are_refused():
     finished = torch.optim.SGD([p for _, p in pipe.named_parameters()], lr=0.1)
     with pytest.raises(UsageError, match=r"options \['lr'\] need an optimizer class"):
         pipe.optimizer(finished, lr=0.2)
-    with pytest.raises(UsageError, match="validate must be 'sync', not 'never'"):
+    with pytest.raises(UsageError, match="validate must be 'post' or 'sync', not 'never'"):
         pipe.optimizer(finished, validate="never")
     assert pipe.optimizer(finished).inner is finished
 

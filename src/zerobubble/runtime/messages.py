@@ -73,13 +73,14 @@ class Messages:
         self._sent: dict[int, tuple[Tensors, list[Work]]] = {}
         self._postponed: dict[int, deque[_Message]] = {}
 
-    def bind(self, instruction: Instruction) -> Callable[[], None]:
+    def bind(self, instruction: Instruction) -> Callable[[], object]:
         """Give the call that carries out an instruction on a message."""
         action, op, peer = instruction
         is_forward = op.kind is Kind.F
         actions = {
             Action.RECEIVE: self._receive,
             Action.AWAIT: self._wait_for,
+            Action.DISCARD: self._discard,
             Action.SEND: self._send,
             Action.HAND_OVER: self._hand_over,
             Action.RELEASE: self._release,
@@ -103,6 +104,11 @@ class Messages:
 
     def _wait_for(self, message: _Message) -> None:
         """Wait for a message and give its tensors to the stage that reads them."""
+        tensors = self._discard(message)
+        self._deliver(message, tensors, self.layouts.of_stage[message.boundary])
+
+    def _discard(self, message: _Message) -> Tensors:
+        """Wait for a message and give it to nobody; return its tensors."""
         while message.code not in self._posted:
             postponed = self._postponed[message.peer].popleft()
             if postponed.op.kind is Kind.F:
@@ -111,7 +117,7 @@ class Messages:
             self._post(postponed)
         tensors, works = self._posted.pop(message.code)
         self.transport.wait(works)
-        self._deliver(message, tensors, self.layouts.of_stage[message.boundary])
+        return tensors
 
     def _post(self, message: _Message) -> None:
         layout = self.layouts.of_stage[message.boundary]

@@ -11,6 +11,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from zerobubble.autograd import WeightQueue, deferring
 from zerobubble.errors import UsageError
 from zerobubble.runtime.boundary import Layout, flatten
+from zerobubble.runtime.loss_scaler import LossScaler
 from zerobubble.runtime.partition import StageModule
 
 _unsafe_view = torch.ops.aten._unsafe_view.default
@@ -51,6 +52,7 @@ class Stage:
         self.autocast = autocast
         self.targets: list[Any] = []
         self.loss: Tensor | None = None
+        self.loss_scaler: LossScaler | None = None
         self._inputs: dict[int, tuple[list[Tensor], Any]] = {}
         self._outputs: dict[int, tuple[list[Tensor], Layout]] = {}
         self._edges: dict[int, list[GradientEdge]] = {}
@@ -117,6 +119,8 @@ class Stage:
     def backward_input(self, microbatch: int) -> None:
         """Run B: compute the gradients of the inputs, and those of the parameters not deferred."""
         edges, gradients = self._edges.pop(microbatch), self._gradients.pop(microbatch, [])
+        if self.loss_fn is not None and self.loss_scaler is not None:
+            gradients = [gradient * self.loss_scaler.scale for gradient in gradients]
         if edges:
             with self._deferring(microbatch):
                 _run_backward(edges, gradients)

@@ -65,7 +65,7 @@ class Transport:
         self.rank = 0
         self.on_wait: Callable[[float], None] | None = None
         self._outbox: list[tuple[Work, Tensor]] = []
-        limit = timedelta(seconds=timeout)
+        self._limit = limit = timedelta(seconds=timeout)
         num_processes = _num_processes()
         if num_processes != num_ranks and num_processes > 1:
             raise UsageError(
@@ -128,9 +128,19 @@ class Transport:
             work.wait()
         self.on_wait(time.perf_counter() - began)
 
+    def start_send(self, tensor: Tensor, peer: int, tag: int) -> Work:
+        """Start to send a small CPU tensor in the control group to a peer that awaits it."""
+        work: Work = self._control.send([tensor], peer, tag)
+        return work
+
+    def start_receive(self, tensor: Tensor, peer: int, tag: int) -> Work:
+        """Start to receive a small CPU tensor in the control group."""
+        work: Work = self._control.recv([tensor], peer, tag)
+        return work
+
     def send_control(self, tensor: Tensor, peer: int) -> None:
-        """Start to send a small CPU tensor in the control group."""
-        self._outbox.append((self._control.send([tensor], peer, 0), tensor))
+        """Start to send a small CPU tensor in the control group, kept until ``flush``."""
+        self._outbox.append((self.start_send(tensor, peer, tag=0), tensor))
 
     def receive_control(self, tensor: Tensor, peer: int) -> Tensor:
         """Wait for a small CPU tensor from a peer."""
@@ -159,24 +169,11 @@ class Transport:
         dist.gather_object(value, values, dst=0, group=self._control)
         return values
 
-    def share_control(self, tensor: Tensor, root: int) -> Tensor:
-        """Copy a small CPU tensor of one rank to all ranks."""
-        if self.rank != root:
-            return self.receive_control(tensor, root)
-        for peer in range(self.num_ranks):
-            if peer != root:
-                self.send_control(tensor, peer)
-        # This may be the last message of the run: if the process ended now, it would be lost.
-        self.flush()
-        return tensor
-
-    def share(self, tensor: Tensor, root: int) -> Tensor:
-        """Copy a tensor of one rank to all ranks; on CUDA without waiting for the device."""
-        if self.device.type == "cpu":
-            return self.share_control(tensor, root)
-        if self.num_ranks > 1:
-            dist.broadcast(tensor, root)
-        return tensor
+    def connect_all(self) -> dist.ProcessGroup:
+        """Make an NCCL group of all ranks, used once, so that its next use waits for nobody."""
+        group: dist.ProcessGroup = dist.new_group(backend="nccl", timeout=self._limit)
+        dist.broadcast(torch.zeros(1, device=self.device), 0, group=group)
+        return group
 
     def flush(self) -> None:
         """Wait until all control messages have been read, and drop them."""
