@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -38,15 +39,19 @@ def runtime_of(
     return runtime
 
 
-def step_of(runtime: _PipelineScheduleRuntime, x: Tensor, y: Tensor) -> Callable[[], object]:
-    """Give a function that runs one step: the batch goes in at the first stage only."""
-    is_first = any(stage.is_first for stage in runtime._stages)
-    is_last = any(stage.is_last for stage in runtime._stages)
-    inputs = (x,) if is_first else ()
+def step_of(
+    schedule: Any, stages: list[PipelineStage], x: Tensor, y: Tensor
+) -> Callable[[], object]:
+    """Give a function that runs a step of one of PyTorch's schedules.
+
+    The batch goes in at the first stage, the target at the last.
+    """
+    inputs = (x,) if any(stage.is_first for stage in stages) else ()
+    is_last = any(stage.is_last for stage in stages)
 
     def step() -> None:
         losses: list[Tensor] | None = [] if is_last else None
         target = y if is_last else None
-        runtime.step(*inputs, target=target, losses=losses, return_outputs=False)
+        schedule.step(*inputs, target=target, losses=losses, return_outputs=False)
 
     return step

@@ -52,7 +52,7 @@ def test_times_on_the_device_clock_are_the_simulated_ones(num_ranks):
     for number, (schedule, costs) in enumerate(of_cases):
         expected = simulate(schedule, costs)
         for rank, found in enumerate(of_ranks):
-            times = list(zip(expected.start[rank], expected.end[rank]))
+            times = np.column_stack((expected.start[rank], expected.end[rank]))
             np.testing.assert_array_equal(found[number], times, err_msg=f"{schedule} rank {rank}")
 
 
@@ -68,7 +68,7 @@ def test_rank_0_gets_a_measurement_that_is_no_shorter_than_the_work():
     assert nothing == [None, None]
     for row, validate in zip(rows, ("post", "sync"), strict=True):
         assert (row.schedule, row.validate) == ("zb-h1", validate)
-        assert (row.span, row.makespan) == (29, 29)
-        assert row.measured > 24
+        assert (row.span, row.makespan) == (28, 28)
+        assert row.measured > 12
         assert row.host_us_per_op > 0
-        assert row.ratio == row.measured / 29
+        assert row.ratio == row.measured / 28

@@ -52,7 +52,7 @@ def test_times_of_any_schedule_on_one_rank_are_the_simulated_ones(data):
     costs = data.draw(costs_for(schedule.num_stages))
     device, _ = run(schedule, costs)
     expected = simulate(schedule, costs)
-    np.testing.assert_array_equal(device.ops, list(zip(expected.start[0], expected.end[0])))
+    np.testing.assert_array_equal(device.ops, np.column_stack((expected.start[0], expected.end[0])))
     assert device.host.slept_until == expected.end[0].tolist()
 
 

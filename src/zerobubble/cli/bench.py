@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import arg
@@ -77,7 +78,8 @@ def run(argv: Sequence[str]) -> int:
     ways = ("post", "sync") if asked.validate == "both" else (asked.validate,)
     if not asked.json:
         print(_LINE.format(*_COLUMNS).rstrip(), flush=True)
-    rows = _launch(ranks, chosen, ways, asked.steps, asked.json)
+    work = _Work(chosen, ways, asked.steps, asked.json)
+    rows = work.here() if ranks == 1 else work.on_ranks(ranks)
     if asked.json:
         print_json({"rows": [asdict(row) | {"ratio": row.ratio} for row in rows]})
     return 0
@@ -98,47 +100,40 @@ def _choose(spec: str, asked: Bench) -> tuple[Schedule, Costs]:
     return found.schedule.renamed(_SEARCH), found.timeline.costs
 
 
-def _launch(
-    ranks: int,
-    chosen: Sequence[tuple[Schedule, Costs]],
-    ways: Sequence[str],
-    num_steps: int,
-    is_silent: bool,
-) -> "list[Measurement]":
-    from zerobubble.train.launch import launch
+@dataclass(frozen=True)
+class _Work:
+    """What every rank does: it measures each schedule in each way."""
 
-    work = (chosen, ways, num_steps, is_silent)
-    rows: list[Measurement] = (
-        _measure_all(*work) if ranks == 1 else launch([_work, *work], ranks, threads=1)[0]
-    )
-    return rows
+    chosen: Sequence[tuple[Schedule, Costs]]
+    ways: Sequence[str]
+    num_steps: int
+    is_silent: bool
 
+    def here(self) -> "list[Measurement]":
+        """Measure on this rank; rank 0 gets the rows and prints them."""
+        from zerobubble.runtime.emulated_run import measure
 
-def _work(*work: "Sequence[object]") -> "list[Measurement]":
-    """Measure in a process of its own; end with the one that started it."""
-    from zerobubble.train.launch import end_with_launcher
-
-    end_with_launcher()
-    return _measure_all(*work)
-
-
-def _measure_all(
-    chosen: Sequence[tuple[Schedule, Costs]],
-    ways: Sequence[str],
-    num_steps: int,
-    is_silent: bool,
-) -> "list[Measurement]":
-    from zerobubble.runtime.emulated_run import measure
-
-    rows = []
-    for schedule, costs in chosen:
-        for validate in ways:
-            row = measure(schedule, costs, validate, num_steps)
-            if row is not None:  # on rank 0
+        rows = []
+        for (schedule, costs), validate in product(self.chosen, self.ways):
+            row = measure(schedule, costs, validate, self.num_steps)
+            if row is not None:
                 rows.append(row)
-                if not is_silent:
+                if not self.is_silent:
                     print(_text(row), flush=True)
-    return rows
+        return rows
+
+    def on_ranks(self, num_ranks: int) -> "list[Measurement]":
+        """Measure in one process for each rank; return the rows of rank 0."""
+        from zerobubble.train.launch import launch
+
+        rows: list[Measurement] = launch([self._in_a_process], num_ranks, threads=1)[0]
+        return rows
+
+    def _in_a_process(self) -> "list[Measurement]":
+        from zerobubble.train.launch import end_with_launcher
+
+        end_with_launcher()
+        return self.here()
 
 
 def _text(row: "Measurement") -> str:

@@ -123,7 +123,7 @@ class Messages:
         layout = self.layouts.of_stage[message.boundary]
         specs = layout.tensors if message.op.kind is Kind.F else layout.gradients
         tensors = [spec.allocate(self.transport.device) for spec in specs]
-        self.ledger.track(tensors)
+        self.ledger.track_boundary(tensors)
         works = self.transport.receive(tensors, message.peer, message.code)
         self._posted[message.code] = (tensors, works)
 
@@ -135,7 +135,7 @@ class Messages:
             if not self.layouts.is_complete:
                 self.layouts.of_stage[message.boundary] = layout
                 self.transport.send_object(layout, message.peer)
-        self.ledger.track(tensors)
+        self.ledger.track_boundary(tensors)
         self._sent[message.code] = (
             tensors,
             self.transport.send(tensors, message.peer, message.code),

@@ -92,6 +92,7 @@ class Pipeline:
         self._transport = Transport(self.device, schedule.num_ranks, _pairs(programs), timeout)
         self.rank = self._transport.rank
         self._refuse_shared(layers)
+        self.ledger = Ledger()
         context = _autocast(self.device, autocast)
         self.stages = {
             s: self._build_stage(s, layers, loss_fn, seed, context)
@@ -105,7 +106,6 @@ class Pipeline:
             self.rank,
         )
         self._tied.copy_values()
-        self.ledger = Ledger()
         self._recorder = Recorder(self.device, num_recorded_steps)
         self._messages = Messages(schedule, self.stages, self._transport, self.ledger)
         # Ranks in the order of their first stages: messages along it meet only who is ahead.
@@ -136,6 +136,7 @@ class Pipeline:
             loss_fn=loss_fn if number == self.schedule.num_stages - 1 else None,
             num_parts=self.schedule.num_microbatches,
             autocast=context,
+            ledger=self.ledger,
         )
 
     def _refuse_shared(self, layers: Sequence[Layer]) -> None:

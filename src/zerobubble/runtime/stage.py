@@ -11,6 +11,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from zerobubble.autograd import WeightQueue, deferring
 from zerobubble.errors import UsageError
 from zerobubble.runtime.boundary import Layout, flatten
+from zerobubble.runtime.ledger import Ledger
 from zerobubble.runtime.loss_scaler import LossScaler
 from zerobubble.runtime.partition import StageModule
 
@@ -32,6 +33,7 @@ class Stage:
         loss_fn: on the last stage, maps output and target of a microbatch to a scalar.
         num_parts: into how many microbatches the batch is split; each one's loss is divided by it.
         autocast: gives the context of the forward, for mixed precision.
+        ledger: watches the memory of the rank.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Stage:
         loss_fn: LossFunction | None = None,
         num_parts: int = 1,
         autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        ledger: Ledger | None = None,
     ) -> None:
         self.number = number
         self.module = module
@@ -50,6 +53,7 @@ class Stage:
         self.loss_fn = loss_fn
         self.num_parts = num_parts
         self.autocast = autocast
+        self.ledger = ledger or Ledger()
         self.targets: list[Any] = []
         self.loss: Tensor | None = None
         self.loss_scaler: LossScaler | None = None
@@ -77,7 +81,9 @@ class Stage:
         """Run F: compute the output, on the last stage the loss."""
         leaves, value = self._inputs[microbatch]
         self._inputs[microbatch] = (leaves, None)
-        with self.autocast(), self._deferring(microbatch, new=True):
+        batch = (None if self.number else value, self.targets[microbatch : microbatch + 1])
+        watching = self.ledger.watching(self.module, batch)
+        with self.autocast(), watching, self._deferring(microbatch, new=True):
             output = self.module(value)
             if self.loss_fn is not None:
                 loss = self.loss_fn(output, self.targets[microbatch])
@@ -89,6 +95,7 @@ class Stage:
             self._outputs[microbatch] = ([t.detach().contiguous() for t in tensors], layout)
         elif torch.is_grad_enabled():
             self._gradients[microbatch] = [torch.ones_like(output)]
+        self.ledger.end_op()
 
     def _trains(self, microbatch: int) -> bool:
         """Say whether anything in this stage or before it needs a gradient."""
@@ -118,6 +125,10 @@ class Stage:
 
     def backward_input(self, microbatch: int) -> None:
         """Run B: compute the gradients of the inputs, and those of the parameters not deferred."""
+        self._run_b(microbatch)
+        self.ledger.end_op(self._queues.get(microbatch))
+
+    def _run_b(self, microbatch: int) -> None:
         edges, gradients = self._edges.pop(microbatch), self._gradients.pop(microbatch, [])
         if self.loss_fn is not None and self.loss_scaler is not None:
             gradients = [gradient * self.loss_scaler.scale for gradient in gradients]
@@ -135,14 +146,19 @@ class Stage:
 
     def backward_weight(self, microbatch: int) -> None:
         """Run W: add the deferred parameter gradients to ``.grad``."""
+        self._run_w(microbatch)
+        self.ledger.end_op()
+
+    def _run_w(self, microbatch: int) -> None:
         if queue := self._queues.pop(microbatch):
             queue.run()
 
     def backward(self, microbatch: int) -> None:
         """Run BW: both parts at once."""
-        self.backward_input(microbatch)
+        self._run_b(microbatch)
         if self.splits_backward:
-            self.backward_weight(microbatch)
+            self._run_w(microbatch)
+        self.ledger.end_op()
 
     def reset(self) -> None:
         """Forget everything about the microbatches of the step."""

@@ -39,7 +39,8 @@ def launch(command: Sequence[Any], num_ranks: int, threads: int) -> dict[int, An
         PipelineError: a process failed; the message is that of the first one to fail.
         KeyboardInterrupt: the launch was interrupted or asked to end; all processes have ended.
     """
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    for name in ("torch.distributed.elastic", "torch.multiprocessing"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     os.environ["OMP_NUM_THREADS"] = str(threads)
     config = LaunchConfig(
         min_nodes=1,
