@@ -187,11 +187,11 @@ def test_with_one_stage_a_rank_the_warm_up_reaches_to_the_first_backward(schedul
 
 
 @given(schedules())
-def test_receives_posted_in_the_warm_up_are_of_messages_sent_in_the_warm_up(schedule):
+def test_exactly_the_messages_of_the_warm_up_are_posted_before_validation(schedule):
     programs = lower(schedule)
     sent = {i.op for p in programs for i in p.warm_up if i.action is Action.SEND}
     posted = {i.op for p in programs for i in p.warm_up if i.action is Action.RECEIVE}
-    assert posted <= sent
+    assert posted == sent
 
 
 @given(schedules(max_microbatches=12), seeds, st.booleans())
@@ -256,7 +256,7 @@ def test_named_schedules_look_few_messages_ahead(name, num_ranks):
     schedule = build(name, num_ranks, 2 * num_ranks)
     programs = lower(schedule)
     [ahead] = {program.num_receives_ahead for program in programs}
-    assert ahead in ((1, 2) if schedule.num_stages == num_ranks else (1, 2, 4))
+    assert ahead in ((1,) if schedule.num_stages == num_ranks or num_ranks == 1 else (1, 2, 4))
     assert [program.rank for program in programs] == list(range(num_ranks))
     check(schedule, seed=0, sends_block=True)
 

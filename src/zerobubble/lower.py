@@ -68,8 +68,8 @@ class Program:
         rank: who executes it.
         instructions: what to do.
         num_receives_ahead: how many messages of each peer are awaited beyond those needed so far.
-        retreat: what to do at VALIDATE before the program can begin again: receive and drop all
-            that is under way to this rank, release all that it has sent.
+        retreat: what to do at VALIDATE before the program can begin again: drop all messages that
+            are under way to this rank, release all that it has sent.
     """
 
     rank: int
@@ -220,12 +220,8 @@ def _retreat(messages: _Messages, program: Program) -> Iterator[Instruction]:
     """Yield what becomes of the messages of the warm-up, from and to this rank."""
     done = {(action, op) for action, op, _ in program.warm_up}
     queues = [queue for (_, reader), queue in messages.queues.items() if reader == program.rank]
-    under_way = [m for m in chain.from_iterable(queues) if messages.is_of_warm_up(m)]
-    for message in under_way:
-        if (Action.RECEIVE, message.op) not in done:
-            yield Instruction(Action.RECEIVE, message.op, message.sender)
-    for message in under_way:
-        if (Action.AWAIT, message.op) not in done:
+    for message in chain.from_iterable(queues):
+        if messages.is_of_warm_up(message) and (Action.AWAIT, message.op) not in done:
             yield Instruction(Action.DISCARD, message.op, message.sender)
     for action, op, peer in program.warm_up:
         if action is Action.SEND and (Action.RELEASE, op) not in done:
@@ -244,6 +240,8 @@ def _instructions(messages: _Messages, rank: int, ahead: int) -> Iterator[Instru
     end, report_after = messages.warm_up_ends[rank], messages.report_after(rank)
     for index, op in enumerate(messages.schedule.ops(rank)):
         if index == end:
+            for queue in receives:
+                yield from queue.post_warm_up()
             yield Instruction(Action.VALIDATE, op)
         incoming = messages.read.get((rank, index))
         for queue in receives:
@@ -276,8 +274,8 @@ def _release(messages: list[_Message], unread: list[_Message]) -> Iterator[Instr
 class _Receives:
     """The messages of one sender to one reader, posted in the order they are sent.
 
-    Before VALIDATE only those are posted that are sent before the VALIDATE of the sender: whatever
-    is posted then arrives even if all ranks begin again.
+    At VALIDATE exactly those are posted that are sent before the VALIDATE of the sender: those
+    arrive even if all ranks begin again, and no others do.
     """
 
     def __init__(self, queue: list[_Message], ahead: int, num_in_warm_up: int) -> None:
@@ -293,7 +291,14 @@ class _Receives:
         if incoming and incoming.op in self.positions:
             needed = self.positions[incoming.op] + 1
             self.num_wanted = max(self.num_wanted, needed + self.ahead)
-        end = min(self.num_wanted, self.num_in_warm_up if is_warm_up else len(self.queue))
+        limit = self.num_in_warm_up if is_warm_up else len(self.queue)
+        yield from self._post(min(self.num_wanted, limit))
+
+    def post_warm_up(self) -> Iterator[Instruction]:
+        """Yield the receives of the warm-up that are not posted yet."""
+        yield from self._post(self.num_in_warm_up)
+
+    def _post(self, end: int) -> Iterator[Instruction]:
         for message in self.queue[self.num_posted : end]:
             yield Instruction(Action.RECEIVE, message.op, message.sender)
         self.num_posted = max(self.num_posted, end)

@@ -274,7 +274,8 @@ class Pipeline:
                 self._beginning = Beginning(batch, modules, self.device)
             executor.run(self.num_steps)
             self._messages.layouts.is_complete = True
-            with naming_the_cause(self.rank, f"loss of step {self.num_steps}"):
+            holder = None if self._loss.holder == self.rank else self._loss.holder
+            with naming_the_cause(self.rank, f"loss of step {self.num_steps}", holder):
                 return self._loss.wait()
         except PipelineError as error:
             self._failure = error
@@ -328,7 +329,8 @@ class Pipeline:
         message = torch.tensor([signature, intention])
         if position > 0:
             before = self._chain[position - 1]
-            transport.receive_control(message, before)
+            with naming_the_cause(self.rank, f"start of step {self.num_steps}", before):
+                transport.receive_control(message, before)
             if int(message[1]) != intention:
                 raise UsageError(
                     f"ranks {before} and {self.rank} do not run the same: all ranks must be given "
