@@ -10,6 +10,8 @@ whose options ``--help`` tells.
     split_cost.py      F + B + W against a plain forward and backward, eager and compiled
     split_models.py    the models for that
     step_time.py       the step of zb-h1 and gpipe against 1f1b
+    pipelining.py      real compute: zb-h2 and 1f1b against torch.distributed.pipelining
+    torch_pipelining.py  the other side of such comparisons
     host_overhead.py   host time of an op and a step when nothing is computed
     scale.py           seconds and memory of verify and simulate up to 25 million ops
     search.py          seconds, memory and gap of the search up to 50 million ops

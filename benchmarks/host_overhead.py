@@ -9,6 +9,9 @@ The cost of an op is the slope between two numbers of microbatches, divided by t
 microbatch takes on a rank; the rest of a step (splitting the batch, announcing it, sharing the
 loss) is the intercept.
 A rank's own time is the CPU time of its main thread, which does not count waiting for the other.
+
+Whole steps of 8 microbatches on two ranks are compared with PyTorch's runtime, which reads the very
+same schedule from a CSV file and runs the very same stages.
 """
 
 import time
@@ -21,10 +24,12 @@ from torch import Tensor, nn
 
 from benchmarks.processes import TIMEOUT_S, on_ranks
 from benchmarks.timing import Rounds, alternate, print_table, spread
+from benchmarks.torch_pipelining import runtime_of, stages_of, step_of
 from zerobubble import Pipeline, build
 
 BARE = "bare loop"
 KINDS = {BARE: "F, BW", "1f1b": "F, BW", "zb-h1": "F, B, W"}  # of a microbatch on a rank
+SPLITS = ("1f1b", "zb-h1")
 FEW, MANY = 8, 72
 NUM_ROUNDS = 60
 
@@ -51,6 +56,12 @@ def main() -> None:
             f"{NUM_ROUNDS} alternating rounds, median (quartiles)",
             _step_lines(measured),
         )
+    of_ranks = on_ranks(measure_beside_torch, 2)
+    print_table(
+        f"executor: empty stages on 2 ranks, {FEW} microbatches, whole steps beside "
+        f"torch.distributed.pipelining, {NUM_ROUNDS} alternating rounds, median (quartiles)",
+        _lines_beside_torch(of_ranks),
+    )
 
 
 def measure_steps() -> dict[str, Rounds]:
@@ -62,6 +73,18 @@ def measure_steps() -> dict[str, Rounds]:
             ways[f"{name} {m}"] = _timed(_pipeline_step(name, num_ranks, m), num_ranks)
         elif num_ranks == 1:
             ways[f"{name} {m}"] = _timed(_bare_step(m), num_ranks)
+    return alternate(ways, NUM_ROUNDS, num_warm_up=5)
+
+
+def measure_beside_torch() -> dict[str, Rounds]:
+    """Time steps of empty stages in our runtime and in PyTorch's."""
+    ways, batch = {}, torch.ones(FEW, 1)
+    for name in SPLITS:
+        schedule = build(name, num_ranks=2, num_microbatches=FEW)
+        stages = stages_of([[Empty()], [Empty()]], schedule.placement.stage_to_rank)
+        theirs = step_of(runtime_of(schedule, stages, _loss), stages, batch, batch)
+        ways[name] = _timed(_pipeline_step(name, 2, FEW), 2)
+        ways[f"torch {name}"] = _timed(theirs, 2)
     return alternate(ways, NUM_ROUNDS, num_warm_up=5)
 
 
@@ -99,6 +122,20 @@ def _timed(step: Callable[[], object], num_ranks: int) -> Callable[[], list[floa
         return [time.perf_counter() - begin, time.thread_time() - begin_cpu]
 
     return timed
+
+
+def _lines_beside_torch(of_ranks: list[dict[str, Rounds]]) -> Iterator[tuple[str, str]]:
+    for name in SPLITS:
+        num_ops = FEW * len(KINDS[name].split(", "))
+        for index, what in enumerate(("wall time", "own time")):
+            # Of both ranks together: the last one also computes the loss.
+            ours, theirs = (
+                sum(of_rank[way][:, index] for of_rank in of_ranks) / (2 * num_ops) * 1e6
+                for way in (name, f"torch {name}")
+            )
+            yield f"{name}: an op, {what}", spread(ours).text(1, " us")
+            yield f"{name}: an op of torch, {what}", spread(theirs).text(1, " us")
+            yield f"{name}: ours / torch, {what}", spread(ours / theirs).text(3)
 
 
 def _step_lines(seconds: dict[str, Rounds]) -> Iterator[tuple[str, str]]:

@@ -42,6 +42,7 @@ class Machine:
         self.postponed = defaultdict(list)
         self.posted, self.sent = defaultdict(list), defaultdict(list)
         self.arrived, self.handed, self.ran, self.released = set(), set(), set(), set()
+        self.validated, self.reported, self.discarded = set(), [], set()
 
     def run(self, seed):
         pick = random.Random(seed)
@@ -59,7 +60,7 @@ class Machine:
         if not self.rest[rank]:
             return False
         action, op, peer = self.rest[rank][0]
-        if action is Action.AWAIT:
+        if action in (Action.AWAIT, Action.DISCARD):
             return op in self.sent[peer, rank]
         waits = action is Action.RELEASE or (action is Action.SEND and self.sends_block)
         return not waits or op in self.posted[rank, peer]
@@ -68,7 +69,7 @@ class Machine:
         if not self.rest[rank]:
             return
         action, op, peer = self.rest[rank][0]
-        while action is Action.AWAIT and op not in self.posted[peer, rank]:
+        while action in (Action.AWAIT, Action.DISCARD) and op not in self.posted[peer, rank]:
             self.posted[peer, rank].append(self.postponed[peer, rank].pop(0))
 
     def step(self, rank):
@@ -80,6 +81,16 @@ class Machine:
         elif action is Action.AWAIT:
             assert op not in self.arrived
             self.arrived.add(op)
+        elif action is Action.DISCARD:
+            assert op not in self.arrived | self.discarded
+            self.discarded.add(op)
+        elif action is Action.VALIDATE:
+            assert rank not in self.validated
+            self.validated.add(rank)
+        elif action is Action.REPORT:
+            self.reported.append(rank)
+            last = self.schedule.num_stages - 1
+            assert {F(last, i) for i in range(self.schedule.num_microbatches)} <= self.ran
         elif action is Action.RUN:
             self.run_op(rank, op)
         elif action is Action.HAND_OVER:
@@ -114,6 +125,7 @@ def check(schedule, seed, **how):
     sent = [op for messages in machine.sent.values() for op in messages]
     assert machine.ran == {op for r in range(schedule.num_ranks) for op in schedule.ops(r)}
     assert set(sent) == machine.arrived == machine.released
+    assert machine.reported == [schedule.placement.stage_to_rank[-1]]
     assert len(sent) == len(set(sent))
     for pair, messages in machine.sent.items():
         assert machine.posted[pair] == messages, "received in another order than sent"
@@ -148,6 +160,58 @@ def test_many_messages_under_way_arrive_while_layouts_are_unknown(stage_to_rank,
 def test_evaluation_arrives_too(schedule, seed):
     check(forward_only(schedule), seed, sends_block=True)
     check(forward_only(schedule), seed, sends_block=False, layouts_known=False)
+
+
+@given(schedules())
+def test_the_warm_up_is_of_forwards_that_need_only_the_warm_up(schedule):
+    programs = lower(schedule)
+    needs = producers(schedule)
+    warm_up = [i.op for p in programs for i in p.warm_up if i.action is Action.RUN]
+    assert all(op.kind is Kind.F for op in warm_up)
+    needed = {needs[schedule.code(op)] for op in warm_up} - {-1}
+    assert needed <= set(map(schedule.code, warm_up))
+    for program in programs:
+        actions = [instruction.action for instruction in program.instructions]
+        assert actions.count(Action.VALIDATE) == 1
+        assert actions.index(Action.VALIDATE) == len(program.warm_up)
+        assert Action.REPORT not in actions[: len(program.warm_up)]
+
+
+@given(schedules())
+def test_with_one_stage_a_rank_the_warm_up_reaches_to_the_first_backward(schedule):
+    if schedule.num_stages == schedule.num_ranks:
+        for program in lower(schedule):
+            ops = [op for action, op, _ in program.instructions if action is Action.RUN]
+            first = next(op for op in ops if op.kind is not Kind.F)
+            assert program.instructions[len(program.warm_up)] == (Action.VALIDATE, first, -1)
+
+
+@given(schedules())
+def test_exactly_the_messages_of_the_warm_up_are_posted_before_validation(schedule):
+    programs = lower(schedule)
+    sent = {i.op for p in programs for i in p.warm_up if i.action is Action.SEND}
+    posted = {i.op for p in programs for i in p.warm_up if i.action is Action.RECEIVE}
+    assert posted == sent
+
+
+@given(schedules(max_microbatches=12), seeds, st.booleans())
+def test_a_warm_up_that_is_taken_back_leaves_no_message_under_way(schedule, seed, layouts_known):
+    programs = lower(schedule)
+    abandoned = tuple(Program(p.rank, (*p.warm_up, *p.retreat), 0) for p in programs)
+    machine = Machine(schedule, abandoned, sends_block=layouts_known, layouts_known=layouts_known)
+    machine.run(seed)
+    assert not machine.validated | set(machine.reported)
+    for pair, messages in machine.sent.items():
+        assert machine.posted[pair] == messages, "received in another order than sent"
+    sent = {op for messages in machine.sent.values() for op in messages}
+    assert sent == machine.released == machine.arrived | machine.discarded
+
+
+@given(schedules())
+def test_an_evaluation_validates_nothing(schedule):
+    for program in lower(forward_only(schedule)):
+        assert program.warm_up == program.retreat == ()
+        assert Action.VALIDATE not in {i.action for i in program.instructions}
 
 
 @given(schedules())

@@ -9,16 +9,26 @@ the number of live buffers does not depend on the number of microbatches.
 While the layouts of the messages are unknown, in the first step for a shape of batch, no receive
 can be posted ahead of its need, and sends must not block until the release of their buffer. The
 programs are proved to finish in both ways.
+
+The optimizer may have stepped on a guess; at VALIDATE a rank learns whether that was right. What
+comes before are the forwards of the warm-up: no backward anywhere has run by then, so that all
+ranks have ended the step before, and VALIDATE waits for nothing of this one (arXiv 2401.10241,
+section 4). If the guess was wrong, all ranks take back what they ran by the instructions of
+``Program.retreat`` and begin again; these are proved to finish too.
 """
 
 from collections import defaultdict, deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import chain
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from zerobubble.errors import ScheduleError
-from zerobubble.graph import producers, run_order
+from zerobubble.graph import places, producers, run_order
 from zerobubble.ir import Kind, Op, Schedule
 
 
@@ -31,6 +41,9 @@ class Action(Enum):
     SEND = "start to send a message"
     HAND_OVER = "give an op's output to the neighbouring stage on the same rank"
     RELEASE = "drop the buffer of a message that has been read"
+    VALIDATE = "learn whether the optimizer's last step stands"
+    REPORT = "tell the other ranks the loss"
+    DISCARD = "wait until a message is there, and drop it"
 
 
 class Instruction(NamedTuple):
@@ -41,7 +54,8 @@ class Instruction(NamedTuple):
     peer: int = -1
 
     def __str__(self) -> str:
-        direction = "from" if self.action in (Action.RECEIVE, Action.AWAIT) else "to"
+        sending = self.action in (Action.SEND, Action.RELEASE)
+        direction = "to" if sending else "from"
         where = "" if self.peer < 0 else f" {direction} rank {self.peer}"
         return f"{self.action.name} {self.op}{where}"
 
@@ -54,11 +68,26 @@ class Program:
         rank: who executes it.
         instructions: what to do.
         num_receives_ahead: how many messages of each peer are awaited beyond those needed so far.
+        retreat: what to do at VALIDATE before the program can begin again: drop all messages that
+            are under way to this rank, release all that it has sent.
     """
 
     rank: int
     instructions: tuple[Instruction, ...]
     num_receives_ahead: int
+    retreat: tuple[Instruction, ...] = ()
+
+    @property
+    def to_validation(self) -> tuple[Instruction, ...]:
+        """The instructions up to VALIDATE and with it; none in a program without it."""
+        actions = [action for action, _, _ in self.instructions]
+        end = actions.index(Action.VALIDATE) + 1 if Action.VALIDATE in actions else 0
+        return self.instructions[:end]
+
+    @property
+    def warm_up(self) -> tuple[Instruction, ...]:
+        """The instructions before VALIDATE."""
+        return self.to_validation[:-1]
 
 
 def lower(schedule: Schedule) -> tuple[Program, ...]:
@@ -74,30 +103,34 @@ def lower(schedule: Schedule) -> tuple[Program, ...]:
 
     >>> from zerobubble import build
     >>> programs = lower(build("1f1b", num_ranks=2, num_microbatches=2))
-    >>> for instruction in programs[1].instructions[:5]:
+    >>> for instruction in programs[1].instructions[:6]:
     ...     print(instruction)
     RECEIVE F0 of stage 0 from rank 0
     RECEIVE F1 of stage 0 from rank 0
     AWAIT F0 of stage 0 from rank 0
     RUN F0 of stage 1
+    VALIDATE BW0 of stage 1
     RUN BW0 of stage 1
     """
     run_order(schedule)
     messages = _Messages(schedule)
     ahead = 1
     while True:
-        programs = tuple(
-            Program(rank, tuple(_instructions(messages, rank, ahead)), ahead)
-            for rank in range(schedule.num_ranks)
-        )
+        programs = tuple(_program(messages, rank, ahead) for rank in range(schedule.num_ranks))
         try:
-            prove_no_deadlock(programs)
-            prove_no_deadlock(tuple(map(_received_late, programs)), sends_block=False)
+            for proved in (programs, tuple(map(_abandoned, programs))):
+                prove_no_deadlock(proved)
+                prove_no_deadlock(tuple(map(_received_late, proved)), sends_block=False)
         except ScheduleError:
             assert ahead < schedule.num_ops, "posting every receive first always works"
             ahead *= 2
         else:
             return programs
+
+
+def _abandoned(program: Program) -> Program:
+    """Say what a rank executes of a program that it takes back at VALIDATE."""
+    return Program(program.rank, (*program.warm_up, *program.retreat), program.num_receives_ahead)
 
 
 class _Message(NamedTuple):
@@ -115,6 +148,7 @@ class _Messages:
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
+        self.warm_up_ends = _warm_up_ends(schedule)
         self.sent: dict[tuple[int, int], _Message] = {}
         self.read: dict[tuple[int, int], _Message] = {}
         self.handed_over: set[Op] = set()
@@ -138,18 +172,80 @@ class _Messages:
         for _, message in sorted(self.sent.items()):
             self.queues[message.sender, message.reader].append(message)
 
+    def is_of_warm_up(self, message: _Message) -> bool:
+        """Say whether a message is sent before the VALIDATE of its sender."""
+        return message.sent_at < self.warm_up_ends[message.sender]
+
+    def validates(self, rank: int) -> bool:
+        """Say whether there is a VALIDATE in the program of a rank."""
+        return self.warm_up_ends[rank] < len(self.schedule.orders[rank])
+
+    def report_after(self, rank: int) -> int:
+        """Tell after which op of a rank the loss is known and stands; -1 if it has no loss."""
+        kinds, stages, _ = self.schedule.fields(self.schedule.orders[rank])
+        last = self.schedule.num_stages - 1
+        forwards = np.flatnonzero((kinds == Kind.F) & (stages == last))
+        known = int(forwards[-1]) if len(forwards) else -1
+        stands = self.validates(rank) and known >= 0
+        return max(known, self.warm_up_ends[rank]) if stands else known
+
+
+def _warm_up_ends(schedule: Schedule) -> list[int]:
+    """Count for each rank the ops before its VALIDATE: forwards that need only such forwards."""
+    needs, (ranks, indices) = producers(schedule), places(schedule)
+    ends = np.array([_first(schedule.fields(o)[0] != Kind.F) for o in schedule.orders])
+    while True:
+        earlier = ends.copy()
+        for rank, order in enumerate(schedule.orders):
+            need = needs[order[: ends[rank]]]
+            earlier[rank] = _first((need >= 0) & (indices[need] >= ends[ranks[need]]))
+        if (earlier == ends).all():
+            return [int(end) for end in ends]
+        ends = earlier
+
+
+def _first(is_wanted: NDArray[np.bool_]) -> int:
+    """Find the first wanted element, or the end."""
+    return int(np.append(is_wanted, True).argmax())
+
+
+def _program(messages: _Messages, rank: int, ahead: int) -> Program:
+    program = Program(rank, tuple(_instructions(messages, rank, ahead)), ahead)
+    if messages.validates(rank):
+        return replace(program, retreat=tuple(_retreat(messages, program)))
+    return program
+
+
+def _retreat(messages: _Messages, program: Program) -> Iterator[Instruction]:
+    """Yield what becomes of the messages of the warm-up, from and to this rank."""
+    done = {(action, op) for action, op, _ in program.warm_up}
+    queues = [queue for (_, reader), queue in messages.queues.items() if reader == program.rank]
+    for message in chain.from_iterable(queues):
+        if messages.is_of_warm_up(message) and (Action.AWAIT, message.op) not in done:
+            yield Instruction(Action.DISCARD, message.op, message.sender)
+    for action, op, peer in program.warm_up:
+        if action is Action.SEND and (Action.RELEASE, op) not in done:
+            yield Instruction(Action.RELEASE, op, peer)
+
 
 def _instructions(messages: _Messages, rank: int, ahead: int) -> Iterator[Instruction]:
     """Yield the instructions of one rank: receives, op, releases and then what becomes of it."""
     window = 2 * messages.schedule.num_ranks * ahead
     receives = [
-        _Receives(queue, ahead) for (_, reader), queue in messages.queues.items() if reader == rank
+        _Receives(queue, ahead, sum(map(messages.is_of_warm_up, queue)))
+        for (_, reader), queue in messages.queues.items()
+        if reader == rank
     ]
     unread: dict[int, list[_Message]] = defaultdict(list)
+    end, report_after = messages.warm_up_ends[rank], messages.report_after(rank)
     for index, op in enumerate(messages.schedule.ops(rank)):
+        if index == end:
+            for queue in receives:
+                yield from queue.post_warm_up()
+            yield Instruction(Action.VALIDATE, op)
         incoming = messages.read.get((rank, index))
         for queue in receives:
-            yield from queue.post_for(incoming)
+            yield from queue.post_for(incoming, is_warm_up=index < end)
         if incoming:
             yield Instruction(Action.AWAIT, incoming.op, incoming.sender)
         yield Instruction(Action.RUN, op)
@@ -163,6 +259,8 @@ def _instructions(messages: _Messages, rank: int, ahead: int) -> Iterator[Instru
             yield Instruction(Action.SEND, op, peer)
         elif op in messages.handed_over:
             yield Instruction(Action.HAND_OVER, op)
+        if index == report_after:
+            yield Instruction(Action.REPORT, op)
     for peer in list(unread):
         yield from _release(list(unread[peer]), unread[peer])
 
@@ -174,23 +272,36 @@ def _release(messages: list[_Message], unread: list[_Message]) -> Iterator[Instr
 
 
 class _Receives:
-    """The messages of one sender to one reader, posted in the order they are sent."""
+    """The messages of one sender to one reader, posted in the order they are sent.
 
-    def __init__(self, queue: list[_Message], ahead: int) -> None:
+    At VALIDATE exactly those are posted that are sent before the VALIDATE of the sender: those
+    arrive even if all ranks begin again, and no others do.
+    """
+
+    def __init__(self, queue: list[_Message], ahead: int, num_in_warm_up: int) -> None:
         self.queue = queue
         self.positions = {message.op: index for index, message in enumerate(queue)}
+        self.num_in_warm_up = num_in_warm_up
         self.num_posted = 0
         self.num_wanted = ahead
         self.ahead = ahead
 
-    def post_for(self, incoming: _Message | None) -> Iterator[Instruction]:
+    def post_for(self, incoming: _Message | None, is_warm_up: bool) -> Iterator[Instruction]:
         """Yield the receives up to the message needed now and ``ahead`` messages more."""
         if incoming and incoming.op in self.positions:
             needed = self.positions[incoming.op] + 1
             self.num_wanted = max(self.num_wanted, needed + self.ahead)
-        for message in self.queue[self.num_posted : self.num_wanted]:
+        limit = self.num_in_warm_up if is_warm_up else len(self.queue)
+        yield from self._post(min(self.num_wanted, limit))
+
+    def post_warm_up(self) -> Iterator[Instruction]:
+        """Yield the receives of the warm-up that are not posted yet."""
+        yield from self._post(self.num_in_warm_up)
+
+    def _post(self, end: int) -> Iterator[Instruction]:
+        for message in self.queue[self.num_posted : end]:
             yield Instruction(Action.RECEIVE, message.op, message.sender)
-        self.num_posted = max(self.num_posted, min(self.num_wanted, len(self.queue)))
+        self.num_posted = max(self.num_posted, end)
 
 
 def _from(instructions: tuple[Instruction, ...], first: int) -> Iterator[Instruction]:
@@ -207,7 +318,7 @@ def _received_late(program: Program) -> Program:
         if action is Action.RECEIVE:
             postponed[peer].append(instruction)
             continue
-        while action is Action.AWAIT and op not in posted:
+        while action in (Action.AWAIT, Action.DISCARD) and op not in posted:
             receive = postponed[peer].popleft()
             posted.add(receive.op)
             instructions.append(receive)
@@ -228,7 +339,7 @@ def prove_no_deadlock(programs: tuple[Program, ...], sends_block: bool = True) -
     counters = [0] * len(programs)
     posted: set[Op] = set()
     sent: set[Op] = set()
-    may_pass = {Action.RELEASE: posted, Action.AWAIT: sent}
+    may_pass = {Action.RELEASE: posted, Action.AWAIT: sent, Action.DISCARD: sent}
     if sends_block:
         may_pass[Action.SEND] = posted
     records = {Action.RECEIVE: posted, Action.SEND: sent}
@@ -238,7 +349,7 @@ def prove_no_deadlock(programs: tuple[Program, ...], sends_block: bool = True) -
         rank = runnable.pop()
         for action, op, _ in _from(programs[rank].instructions, counters[rank]):
             if action in may_pass and op not in may_pass[action]:
-                enabler = Action.SEND if action is Action.AWAIT else Action.RECEIVE
+                enabler = Action.SEND if may_pass[action] is sent else Action.RECEIVE
                 waiting[enabler, op] = rank
                 break
             counters[rank] += 1

@@ -96,7 +96,7 @@ def test_a_rank_that_fails_in_the_last_op_of_a_step_is_named_by_ranks_that_have_
     cause = "rank 1, BW0 of stage 1, step 3: ArithmeticError: the fuse blew"
     name, message = outcomes[2].error
     assert name == "PipelineError", outcomes[2].traceback
-    assert message == f"rank 2, loss of step 3: stopped, because of {cause}"
+    assert message == f"rank 2, optimizer step 3: stopped, because of {cause}"
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
@@ -132,7 +132,31 @@ def test_a_rank_that_ends_between_step_and_optimizer_stops_the_others():
         error, message = outcomes[rank].error
         assert error == "PipelineError", outcomes[rank].traceback
         assert message.startswith(f"rank {rank}, optimizer step 1: stopped, because of rank ")
-        assert "lost another rank, optimizer step 1: " in message
+        assert "lost rank 1, optimizer step 1: " in message
+
+
+def end_while_a_guess_is_pending(rank, num_ranks):
+    """Kill one rank after it has stepped on a guess."""
+    schedule = build("zb-h2", num_ranks, 4)
+    pipe = Pipeline(models.built(models.transformer(num_ranks)), schedule, models.loss_fn)
+    opt = pipe.optimizer(torch.optim.AdamW, lr=0.1, max_grad_norm=1e3, validate="post")
+    for step in range(1, 4):
+        pipe.step(*models.tokens(8))
+        opt.step()
+        assert opt.is_pending
+        if rank == 1 and step == 2:
+            kill_this_process()
+
+
+@pytest.mark.parametrize("num_ranks", [3, 4])
+def test_a_rank_killed_while_a_guess_is_pending_stops_the_others_which_name_it(num_ranks):
+    outcomes = launch(end_while_a_guess_is_pending, num_ranks, num_ranks)
+    assert_all_ended_soon(outcomes)
+    assert outcomes[1].exit_code == -signal.SIGKILL
+    for rank in set(range(num_ranks)) - {1}:
+        error, message = outcomes[rank].error
+        assert error == "PipelineError", outcomes[rank].traceback
+        assert "lost rank 1" in message
 
 
 def train_with_a_bad_batch(rank, num_ranks):

@@ -1,5 +1,7 @@
 """Does one process without torch.distributed do what a plain script does?"""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -129,7 +131,7 @@ def test_options_beside_a_finished_optimizer_are_refused():
     finished = torch.optim.SGD([p for _, p in pipe.named_parameters()], lr=0.1)
     with pytest.raises(UsageError, match=r"options \['lr'\] need an optimizer class"):
         pipe.optimizer(finished, lr=0.2)
-    with pytest.raises(UsageError, match="validate must be 'sync', not 'never'"):
+    with pytest.raises(UsageError, match="validate must be 'post' or 'sync', not 'never'"):
         pipe.optimizer(finished, validate="never")
     assert pipe.optimizer(finished).inner is finished
 
@@ -188,3 +190,73 @@ def test_an_error_that_has_nothing_to_do_with_a_peer_does_not_blame_one():
 def test_a_name_is_no_schedule():
     with pytest.raises(UsageError, match="schedule must be a Schedule, such as zb"):
         Pipeline([nn.Linear(4, 4)], "zb-h1", nn.functional.mse_loss)
+
+
+def test_a_loss_scaler_serves_one_optimizer():
+    from zerobubble.runtime import LossScaler
+
+    pipe = pipeline()
+    pipe.optimizer(torch.optim.SGD, lr=0.1, loss_scaler=LossScaler())
+    with pytest.raises(UsageError, match="a loss scaler serves only one optimizer"):
+        pipe.optimizer(torch.optim.SGD, lr=0.1)
+    with pytest.raises(UsageError, match=r"must be a LossScaler or a torch\.amp\.GradS"):
+        pipeline().optimizer(torch.optim.SGD, lr=0.1, loss_scaler=8)
+
+
+def test_a_disabled_grad_scaler_scales_nothing():
+    opt = pipeline().optimizer(
+        torch.optim.SGD, lr=0.1, loss_scaler=torch.amp.GradScaler("cpu", enabled=False)
+    )
+    assert opt.loss_scaler is None
+
+
+def test_the_scale_reaches_the_gradients_but_not_the_loss():
+    from zerobubble.runtime import LossScaler
+
+    plain, scaled = pipeline(), pipeline()
+    scaled.optimizer(torch.optim.SGD, lr=0.1, loss_scaler=LossScaler(4.0))
+    assert torch.equal(plain.step(*models.tokens(8)), scaled.step(*models.tokens(8)))
+    expected = models.gradients(plain.named_parameters())
+    actual = models.gradients(scaled.named_parameters())
+    models.assert_same_bits(actual, {name: 4 * value for name, value in expected.items()})
+
+
+def test_master_weights_are_refused_for_an_optimizer_that_has_stepped():
+    pipe = Pipeline([nn.Linear(2, 2).bfloat16()], build("1f1b", 1, 1), nn.functional.mse_loss)
+    inner = torch.optim.AdamW([p for _, p in pipe.named_parameters()])
+    batch = torch.ones(2, 2, dtype=torch.bfloat16)
+    pipe.step(batch, batch)
+    inner.step()
+    with pytest.raises(UsageError, match="need an optimizer that has not stepped"):
+        pipe.optimizer(inner, master_weights=True)
+
+
+def test_an_optimizer_goes_on_from_its_state():
+    """Also with masters, whose low bits are in no parameter, and with the scale of the loss."""
+    from zerobubble.runtime import LossScaler
+
+    layers = [nn.Linear(4, 4).bfloat16()]
+    batch = torch.randn(4, 4).bfloat16()
+
+    def build_both():
+        pipe = Pipeline([copy.deepcopy(layers[0])], build("zb-h1", 1, 2), nn.functional.mse_loss)
+        scaler = LossScaler(2.0, growth_interval=2)
+        options = {"lr": 0.1, "loss_scaler": scaler, "master_weights": True}
+        return pipe, pipe.optimizer(torch.optim.AdamW, **options)
+
+    pipe, opt = build_both()
+    for _ in range(3):
+        pipe.step(batch, batch)
+        opt.step()
+    other, again = build_both()
+    again.load_state_dict(copy.deepcopy(opt.state_dict()))
+    for left, optimizer in ((pipe, opt), (other, again)):
+        left.step(batch, batch)
+        optimizer.step()
+    for (_, p), (_, q) in zip(pipe.named_parameters(), other.named_parameters(), strict=True):
+        assert torch.equal(p, q)
+    assert again.loss_scaler.scale == opt.loss_scaler.scale == 8.0
+    assert again.num_steps == 4
+    plain = pipeline().optimizer(torch.optim.AdamW, lr=0.1)
+    with pytest.raises(UsageError, match="is of an optimizer with other parameters"):
+        plain.load_state_dict(opt.state_dict())

@@ -20,7 +20,7 @@ the :class:`WeightQueue` (W) whenever it suits: the gradients are those of a pla
 """
 
 from zerobubble.autograd.data_parallel import gradient_sync_at_end
-from zerobubble.autograd.intercept import deferring, ready_to_defer
+from zerobubble.autograd.intercept import current_queue, deferring, ready_to_defer
 from zerobubble.autograd.native import build_native
 from zerobubble.autograd.queue import WeightQueue
 from zerobubble.autograd.report import SplitReport, split_report
@@ -31,6 +31,7 @@ __all__ = [
     "SplitReport",
     "WeightQueue",
     "build_native",
+    "current_queue",
     "deferring",
     "gradient_sync_at_end",
     "ready_to_defer",

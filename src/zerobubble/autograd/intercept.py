@@ -26,8 +26,7 @@ _latest: WeightQueue | None = None
 _replaced: list[tuple[Any, str, Any, bool]] = []
 
 
-@contextmanager
-def deferring(queue: WeightQueue) -> Iterator[WeightQueue]:
+class deferring:
     """Leave the parameter gradients of ops on parameters to ``queue``.
 
     Active around a module's forward, it makes these ops remember the queue; active around the
@@ -54,15 +53,26 @@ def deferring(queue: WeightQueue) -> Iterator[WeightQueue]:
     tensor([[3., 3.],
             [3., 3.]])
     """
-    outer, token = _here.queue, object()
-    _enter(token, queue)
-    _here.queue = queue
-    try:
-        yield queue
-        queue.copy_shared_gradients()
-    finally:
-        _here.queue = outer
-        _leave(token)
+
+    # Entered twice for every microbatch: a generator would take three times as long.
+    __slots__ = ("_outer", "_queue")
+
+    def __init__(self, queue: WeightQueue) -> None:
+        self._queue = queue
+
+    def __enter__(self) -> WeightQueue:
+        self._outer = _here.queue
+        _enter(self, self._queue)
+        _here.queue = self._queue
+        return self._queue
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self._queue.copy_shared_gradients()
+        finally:
+            _here.queue = self._outer
+            _leave(self)
 
 
 @contextmanager
@@ -80,24 +90,25 @@ def ready_to_defer() -> Iterator[None]:
 
 
 def _enter(token: object, queue: WeightQueue | None) -> None:
+    global _latest
     with _lock:
         if not _active:
             _patch()
         _active[token] = queue
-        _find_latest()
+        if queue is not None:
+            _latest = queue
 
 
 def _leave(token: object) -> None:
+    global _latest
     with _lock:
         del _active[token]
-        _find_latest()
+        _latest = None
+        for queue in _active.values():
+            if queue is not None:
+                _latest = queue
         if not _active:
             _restore()
-
-
-def _find_latest() -> None:
-    global _latest
-    _latest = next((queue for queue in reversed(_active.values()) if queue is not None), None)
 
 
 def _patch() -> None:
@@ -125,7 +136,7 @@ def _intercepted(original: Op, handler: Op) -> Op:
         if torch.compiler.is_compiling():
             return traced(original, *args, **kwargs)
         if _is_plain_autograd():
-            queue = _current_queue()
+            queue = current_queue()
             if queue is not None:
                 out = handler(original, queue, *args, **kwargs)
                 if out is not NotImplemented:
@@ -143,8 +154,8 @@ def _is_plain_autograd() -> bool:
     )
 
 
-def _current_queue() -> WeightQueue | None:
-    """Return this thread's queue or, in a thread of autograd's own, the last one entered."""
+def current_queue() -> WeightQueue | None:
+    """Return this thread's queue, in a thread of autograd's own the last one entered, or None."""
     if _here.queue is None and _latest is not None and _is_of_autograd():
         return _latest
     return _here.queue
@@ -156,4 +167,4 @@ def _is_of_autograd() -> bool:
     return in_backward and isinstance(threading.current_thread(), threading._DummyThread)
 
 
-address.provide_addresses(_current_queue)
+address.provide_addresses(current_queue)

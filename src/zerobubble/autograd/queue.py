@@ -1,6 +1,7 @@
 """What waits between B and W, and how does it reach ``.grad``?"""
 
 from collections import Counter, deque
+from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 import torch
@@ -85,8 +86,12 @@ class WeightQueue:
     @property
     def nbytes(self) -> int:
         """Bytes of the tensors that pending items hold; a shared storage counts once."""
-        storages = (t.untyped_storage() for item in self._items for t in (item.x, item.dy))
+        storages = (tensor.untyped_storage() for tensor in self.tensors())
         return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield the tensors that pending items hold."""
+        return (tensor for item in self._items for tensor in (item.x, item.dy))
 
     def push(self, weight_gradient: WeightGradient, x: Tensor, dy: Tensor) -> None:
         """Add one op's W: its input ``x`` and output gradient ``dy``, outside any graph."""
@@ -99,6 +104,8 @@ class WeightQueue:
         a parameter that is added to the output can own it as its ``.grad``, through a view, and
         adds the next microbatch in place.
         """
+        if self._num_private == len(self._items):
+            return
         new = list(enumerate(self._items))[self._num_private :]
         self._num_private = len(self._items)
         shared = [(i, item) for i, item in new if _num_users(item.dy) > 1 and item.dy.numel()]

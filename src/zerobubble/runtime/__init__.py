@@ -1,6 +1,7 @@
 """How does a schedule run for real? Stages, transport, executor, optimizer: one Pipeline."""
 
+from zerobubble.runtime.loss_scaler import LossScaler
 from zerobubble.runtime.optimizer import PipelineOptimizer
 from zerobubble.runtime.pipeline import Pipeline
 
-__all__ = ["Pipeline", "PipelineOptimizer"]
+__all__ = ["LossScaler", "Pipeline", "PipelineOptimizer"]

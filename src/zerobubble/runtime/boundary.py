@@ -1,6 +1,7 @@
 """What travels between two stages? Tensors, and a layout that puts them back together."""
 
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -8,6 +9,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from zerobubble.errors import UsageError
+
+_TENSOR = pytree.tree_structure(0)
 
 Constant = bool | int | float | str | None
 
@@ -41,15 +44,19 @@ class Layout:
     tree: pytree.TreeSpec
     leaves: tuple[TensorSpec | Constant, ...]
 
-    @property
+    @cached_property
     def tensors(self) -> tuple[TensorSpec, ...]:
         """The tensors among the leaves, in order."""
         return tuple(leaf for leaf in self.leaves if isinstance(leaf, TensorSpec))
 
-    @property
+    @cached_property
     def gradients(self) -> tuple[TensorSpec, ...]:
         """The tensors that need a gradient, in order."""
         return tuple(leaf for leaf in self.tensors if leaf.requires_grad)
+
+    @cached_property
+    def _is_tensor(self) -> bool:
+        return self.tree == _TENSOR and len(self.tensors) == 1
 
     def __str__(self) -> str:
         """Describe the leaves in one line; the nesting would need several."""
@@ -57,9 +64,16 @@ class Layout:
 
     def build(self, tensors: list[Tensor]) -> Any:
         """Put the tensors and constants together again."""
+        if self._is_tensor:
+            return tensors[0]
         source = iter(tensors)
         leaves = [next(source) if isinstance(x, TensorSpec) else x for x in self.leaves]
         return pytree.tree_unflatten(leaves, self.tree)
+
+
+@lru_cache
+def _layout_of_tensor(shape: torch.Size, dtype: torch.dtype, requires_grad: bool) -> Layout:
+    return Layout(_TENSOR, (TensorSpec(tuple(shape), dtype, requires_grad),))
 
 
 def flatten(value: Any, what: str) -> tuple[list[Tensor], Layout]:
@@ -68,6 +82,8 @@ def flatten(value: Any, what: str) -> tuple[list[Tensor], Layout]:
     Raises:
         UsageError: it holds something else than tensors and constants; ``what`` names the value.
     """
+    if type(value) is Tensor:
+        return [value], _layout_of_tensor(value.shape, value.dtype, value.requires_grad)
     leaves, tree = pytree.tree_flatten(value)
     described: list[TensorSpec | Constant] = []
     for leaf in leaves:

@@ -1,7 +1,8 @@
 """How does a rank execute its program? One loop, which knows no schedule."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from typing import Protocol
 
 from zerobubble.errors import PipelineError
 from zerobubble.ir import Kind, Op
@@ -11,7 +12,20 @@ from zerobubble.runtime.messages import Messages
 from zerobubble.runtime.stage import Stage
 from zerobubble.runtime.trace import Recorder
 
-Call = Callable[[], None]
+Call = Callable[[], object]
+
+
+class Owner(Protocol):
+    """What an executor cannot do by itself."""
+
+    def report_loss(self) -> None:
+        """Send the loss to the other ranks."""
+
+    def validate(self) -> bool:
+        """Settle the optimizer's last step; say whether forwards ran with wrong parameters."""
+
+    def begin_again(self) -> None:
+        """Bring stages, batch and generators back to where the step began."""
 
 
 class Executor:
@@ -19,54 +33,73 @@ class Executor:
 
     Args:
         program: what to execute.
+        owner: reports the loss, validates, begins again.
         stages: the stages of this rank by number.
-        messages: receives, awaits, sends, hands over and releases.
+        messages: carries out the instructions on messages.
         recorder: notes the times of the ops; None for programs that are not timed.
     """
 
     def __init__(
         self,
         program: Program,
+        owner: Owner,
         stages: Mapping[int, Stage],
         messages: Messages,
         recorder: Recorder | None = None,
     ) -> None:
         self.rank = program.rank
+        self.owner = owner
         self.messages = messages
         self.recorder = recorder
-        self._calls = [(i, self._bind(i, stages)) for i in program.instructions]
+        self._is_refuted = False
+        first = len(program.to_validation)
+        calls = [(i, self._bind(i, stages)) for i in program.instructions]
+        self._to_validation, self._rest = calls[:first], calls[first:]
+        self._retreat = [(i, self._bind(i, stages)) for i in program.retreat]
 
     def _bind(self, instruction: Instruction, stages: Mapping[int, Stage]) -> Call:
-        action, op, peer = instruction
-        if action is Action.RUN:
-            run = _method(stages[op.stage], op)
-            if self.recorder is None:
-                return partial(run, op.microbatch)
-            return partial(self.recorder.run, run, op.microbatch)
-        actions: dict[Action, Call] = {
-            Action.RECEIVE: partial(self.messages.receive, op, peer),
-            Action.AWAIT: partial(self.messages.wait_for, op, peer),
-            Action.SEND: partial(self.messages.send, op, peer),
-            Action.HAND_OVER: partial(self.messages.hand_over, op),
-            Action.RELEASE: partial(self.messages.release, op),
-        }
-        return actions[action]
+        action, op, _ = instruction
+        if action is Action.REPORT:
+            return self.owner.report_loss
+        if action is Action.VALIDATE:
+            return self._validate
+        if action is not Action.RUN:
+            return self.messages.bind(instruction)
+        run = _method(stages[op.stage], op)
+        if self.recorder is None:
+            return partial(run, op.microbatch)
+        return partial(self.recorder.run, run, op.microbatch)
 
     def run(self, step: int) -> None:
-        """Execute the program once.
+        """Execute the program once, with a second beginning if the first one is refuted.
 
         Raises:
             PipelineError: an instruction failed, here or on the rank it waits for.
         """
         if self.recorder is not None:
             self.recorder.begin_step()
-        for instruction, call in self._calls:
-            try:
+        self._execute(self._to_validation, step)
+        if self._is_refuted:
+            self._execute(self._retreat, step)
+            self.owner.begin_again()
+            if self.recorder is not None:
+                self.recorder.begin_again()
+            self._execute(self._to_validation, step)
+        self._execute(self._rest, step)
+
+    def _execute(self, calls: Iterable[tuple[Instruction, Call]], step: int) -> None:
+        instruction = None
+        try:
+            for instruction, call in calls:  # noqa: B007
                 call()
-            except PipelineError:
-                raise
-            except Exception as error:
-                raise describe(error, self.rank, step, instruction) from error
+        except PipelineError:
+            raise
+        except Exception as error:
+            assert instruction is not None
+            raise describe(error, self.rank, step, instruction) from error
+
+    def _validate(self) -> None:
+        self._is_refuted = self.owner.validate()
 
 
 def _method(stage: Stage, op: Op) -> Callable[[int], None]:

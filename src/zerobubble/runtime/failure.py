@@ -14,7 +14,7 @@ from zerobubble.errors import PipelineError, UsageError
 from zerobubble.lower import Action, Instruction
 
 _KEY = "zerobubble/failure"
-_MESSAGE_ACTIONS = (Action.AWAIT, Action.RELEASE, Action.SEND, Action.RECEIVE)
+_MESSAGE_ACTIONS = (Action.AWAIT, Action.RELEASE, Action.SEND, Action.RECEIVE, Action.DISCARD)
 
 
 def describe(error: Exception, rank: int, step: int, instruction: Instruction) -> PipelineError:
@@ -31,8 +31,13 @@ def describe(error: Exception, rank: int, step: int, instruction: Instruction) -
 
 
 @contextmanager
-def naming_the_cause(rank: int, what: str) -> Iterator[None]:
+def naming_the_cause(rank: int, what: str, peer: int | None = None) -> Iterator[None]:
     """Name the first cause when a connection breaks between the ops, and leave a user's mistake.
+
+    Args:
+        rank: this one.
+        what: it is doing.
+        peer: the only rank to which the connection can break, if that is known.
 
     Raises:
         PipelineError: another rank has gone.
@@ -48,7 +53,8 @@ def naming_the_cause(rank: int, what: str) -> Iterator[None]:
         if not _is_lost_connection(error):
             cause = _first_cause(f"rank {rank}, {what}: {type(error).__name__}: {_one_line(error)}")
             raise PipelineError(cause) from error
-        cause = _first_cause(f"rank {rank} lost another rank, {what}: {_one_line(error)}")
+        lost = "another rank" if peer is None else f"rank {peer}"
+        cause = _first_cause(f"rank {rank} lost {lost}, {what}: {_one_line(error)}")
         raise PipelineError(f"rank {rank}, {what}: stopped, because of {cause}") from error
 
 

@@ -1,30 +1,33 @@
-"""How many bytes of boundary tensors are alive?"""
+"""How many bytes of boundary tensors and of activations are alive?"""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
+from typing import Any
 from weakref import ref
 
-from torch import Tensor, UntypedStorage
+from torch import Tensor, UntypedStorage, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_leaves
+
+from zerobubble.autograd import WeightQueue
+
+_NOTHING: AbstractContextManager[Any] = nullcontext()
 
 
-class Ledger:
-    """Counts the bytes of boundary tensors by watching their storages, whoever holds them.
-
-    Off by default: watching costs a few microseconds per message.
+class Account:
+    """Counts the bytes of tensors by watching their storages, whoever holds them.
 
     Attributes:
-        is_on: whether tensors are watched.
         peak_bytes: the largest number of live bytes seen at any ``track``.
     """
 
     def __init__(self) -> None:
-        self.is_on = False
         self.peak_bytes = 0
         self._storages: dict[int, tuple[ref[UntypedStorage], int]] = {}
 
     def track(self, tensors: Iterable[Tensor]) -> None:
         """Watch the storages of some tensors, and note the peak."""
-        if not self.is_on:
-            return
         for tensor in tensors:
             storage = tensor.untyped_storage()
             self._storages[storage.data_ptr()] = (ref(storage), storage.nbytes())
@@ -38,3 +41,72 @@ class Ledger:
             if storage() is not None
         }
         return sum(size for _, size in self._storages.values())
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Say whether the storage of a tensor is watched."""
+        storage, _ = self._storages.get(tensor.untyped_storage().data_ptr(), (None, 0))
+        return storage is not None and storage() is not None
+
+
+class Ledger:
+    """Watches the memory of one rank, off by default: watching takes longer than small ops.
+
+    Boundary tensors are what travels between stages of different ranks: buffers of receives, and
+    outputs and input gradients that are sent. Activations are what F saves for the backward and
+    what waits in the queues of W; storages count once, and neither parameters, buffers and batch
+    nor boundary tensors count.
+
+    Attributes:
+        is_on: whether tensors are watched.
+        boundary: the account of boundary tensors.
+        activations: the account of activations.
+        activation_bytes: live bytes of activations at the end of every op since ``clear``.
+    """
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self.clear()
+
+    def clear(self) -> None:
+        """Start anew."""
+        self._given = Account()
+        self.boundary = Account()
+        self.activations = Account()
+        self.activation_bytes: list[int] = []
+
+    def track_boundary(self, tensors: Iterable[Tensor]) -> None:
+        """Watch tensors that travel between ranks."""
+        if self.is_on:
+            self.boundary.track(tensors)
+
+    def watching(self, module: nn.Module, batch: Any) -> AbstractContextManager[Any]:
+        """Watch what the graph saves within the block, but for the module's and batch's tensors."""
+        if not self.is_on:
+            return _NOTHING
+        self._given.track(chain(module.parameters(), module.buffers(), _tensors(batch)))
+
+        def pack(tensor: Tensor) -> Tensor:
+            self._track_activations([tensor])
+            return tensor.detach()  # an output that its own graph holds would never be freed
+
+        return saved_tensors_hooks(pack, _as_it_is)
+
+    def end_op(self, queue: WeightQueue | None = None) -> None:
+        """Note the live bytes of activations, after watching what a queue of W holds."""
+        if not self.is_on:
+            return
+        if queue is not None:
+            self._track_activations(queue.tensors())
+        self.activation_bytes.append(self.activations.live_bytes())
+
+    def _track_activations(self, tensors: Iterable[Tensor]) -> None:
+        others = (self._given, self.boundary)
+        self.activations.track(t for t in tensors if not any(each.holds(t) for each in others))
+
+
+def _tensors(batch: Any) -> Iterator[Tensor]:
+    return (leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor

@@ -7,14 +7,17 @@ travels. Gradients never need a layout, because their reader produced the tensor
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
 
 from torch import Tensor
 
 from zerobubble.errors import UsageError
 from zerobubble.ir import Kind, Op, Schedule
-from zerobubble.runtime.boundary import Layout, TensorSpec
+from zerobubble.lower import Action, Instruction
+from zerobubble.runtime.boundary import Layout
 from zerobubble.runtime.ledger import Ledger
 from zerobubble.runtime.stage import Stage
 from zerobubble.runtime.transport import MAX_TENSORS_PER_MESSAGE, Transport, Work
@@ -28,8 +31,31 @@ class Layouts:
     is_complete: bool = False
 
 
+class _Message(NamedTuple):
+    """The output of an op on its way: what a program's instructions on it need at once.
+
+    Attributes:
+        op: whose output it is.
+        peer: the other rank; -1 if it stays on this one.
+        code: of the op; names the message on both ranks.
+        boundary: the stage whose output, or the gradient of whose output, it is.
+        source: the stage here that makes it; None if it comes from the peer.
+        reader: the stage here that reads it; None if it goes to the peer.
+    """
+
+    op: Op
+    peer: int
+    code: int
+    boundary: int
+    source: Stage | None
+    reader: Stage | None
+
+
+Tensors = list[Tensor]
+
+
 class Messages:
-    """The messages of one rank: one method for each action of a program on a message."""
+    """The messages of one rank: ``bind`` turns an instruction on a message into a call."""
 
     def __init__(
         self,
@@ -43,56 +69,82 @@ class Messages:
         self.transport = transport
         self.ledger = ledger
         self.layouts = Layouts()
-        self._posted: dict[Op, tuple[list[Tensor], list[Work]]] = {}
-        self._sent: dict[Op, tuple[list[Tensor], list[Work]]] = {}
-        self._postponed: dict[int, deque[Op]] = {}
+        self._posted: dict[int, tuple[Tensors, list[Work]]] = {}
+        self._sent: dict[int, tuple[Tensors, list[Work]]] = {}
+        self._postponed: dict[int, deque[_Message]] = {}
 
-    def receive(self, op: Op, peer: int) -> None:
+    def bind(self, instruction: Instruction) -> Callable[[], object]:
+        """Give the call that carries out an instruction on a message."""
+        action, op, peer = instruction
+        is_forward = op.kind is Kind.F
+        actions = {
+            Action.RECEIVE: self._receive,
+            Action.AWAIT: self._wait_for,
+            Action.DISCARD: self._discard,
+            Action.SEND: self._send,
+            Action.HAND_OVER: self._hand_over,
+            Action.RELEASE: self._release,
+        }
+        message = _Message(
+            op,
+            peer,
+            self.schedule.code(op),
+            op.stage if is_forward else op.stage - 1,
+            self.stages.get(op.stage),
+            self.stages.get(op.stage + 1 if is_forward else op.stage - 1),
+        )
+        return partial(actions[action], message)
+
+    def _receive(self, message: _Message) -> None:
         """Post the receive of a message, or postpone it until its layout is known."""
         if self.layouts.is_complete:
-            self._post(op, peer)
+            self._post(message)
         else:
-            self._postponed.setdefault(peer, deque()).append(op)
+            self._postponed.setdefault(message.peer, deque()).append(message)
 
-    def wait_for(self, op: Op, peer: int) -> None:
+    def _wait_for(self, message: _Message) -> None:
         """Wait for a message and give its tensors to the stage that reads them."""
-        while op not in self._posted:
-            postponed = self._postponed[peer].popleft()
-            if postponed.kind is Kind.F:
-                self.layouts.of_stage[postponed.stage] = self.transport.receive_object(peer)
-            self._post(postponed, peer)
-        tensors, works = self._posted.pop(op)
-        for work in works:
-            work.wait()
-        self._deliver(op, tensors, self.layouts.of_stage[_boundary(op)])
+        tensors = self._discard(message)
+        self._deliver(message, tensors, self.layouts.of_stage[message.boundary])
 
-    def _post(self, op: Op, peer: int) -> None:
-        tensors = [spec.allocate(self.transport.device) for spec in self._specs(op)]
-        self.ledger.track(tensors)
-        works = self.transport.receive(tensors, peer, self.schedule.code(op))
-        self._posted[op] = (tensors, works)
+    def _discard(self, message: _Message) -> Tensors:
+        """Wait for a message and give it to nobody; return its tensors."""
+        while message.code not in self._posted:
+            postponed = self._postponed[message.peer].popleft()
+            if postponed.op.kind is Kind.F:
+                layout = self.transport.receive_object(message.peer)
+                self.layouts.of_stage[postponed.boundary] = layout
+            self._post(postponed)
+        tensors, works = self._posted.pop(message.code)
+        self.transport.wait(works)
+        return tensors
 
-    def _specs(self, op: Op) -> tuple[TensorSpec, ...]:
-        layout = self.layouts.of_stage[_boundary(op)]
-        return layout.tensors if op.kind is Kind.F else layout.gradients
+    def _post(self, message: _Message) -> None:
+        layout = self.layouts.of_stage[message.boundary]
+        specs = layout.tensors if message.op.kind is Kind.F else layout.gradients
+        tensors = [spec.allocate(self.transport.device) for spec in specs]
+        self.ledger.track_boundary(tensors)
+        works = self.transport.receive(tensors, message.peer, message.code)
+        self._posted[message.code] = (tensors, works)
 
-    def send(self, op: Op, peer: int) -> None:
+    def _send(self, message: _Message) -> None:
         """Start to send an op's output; its buffers live until it is released."""
-        if op.kind is Kind.F:
-            tensors, layout = self.stages[op.stage].take_output(op.microbatch)
-            self._check(op, layout, len(tensors))
+        tensors, layout = self._take(message)
+        if layout is not None:
+            self._check(message.op, layout, len(tensors))
             if not self.layouts.is_complete:
-                self.layouts.of_stage[op.stage] = layout
-                self.transport.send_object(layout, peer)
-        else:
-            tensors = self.stages[op.stage].take_input_gradients(op.microbatch)
-        self.ledger.track(tensors)
-        self._sent[op] = (tensors, self.transport.send(tensors, peer, self.schedule.code(op)))
+                self.layouts.of_stage[message.boundary] = layout
+                self.transport.send_object(layout, message.peer)
+        self.ledger.track_boundary(tensors)
+        self._sent[message.code] = (
+            tensors,
+            self.transport.send(tensors, message.peer, message.code),
+        )
 
     def _check(self, op: Op, layout: Layout, num_tensors: int) -> None:
         """Refuse an output that its reader does not expect."""
         known = self.layouts.of_stage.get(op.stage)
-        if known is not None and layout != known:
+        if known is not None and layout is not known and layout != known:
             raise UsageError(
                 f"the output of stage {op.stage} changed from {known} to {layout} although the "
                 "batch has the same shapes: a stage's output must follow from the batch's shapes"
@@ -103,33 +155,30 @@ class Messages:
                 f"{MAX_TENSORS_PER_MESSAGE} can cross a stage boundary: stack some of them"
             )
 
-    def hand_over(self, op: Op) -> None:
+    def _hand_over(self, message: _Message) -> None:
         """Give an op's output to the neighbouring stage on this rank."""
-        if op.kind is Kind.F:
-            tensors, layout = self.stages[op.stage].take_output(op.microbatch)
-        else:
-            tensors, layout = self.stages[op.stage].take_input_gradients(op.microbatch), None
-        self._deliver(op, tensors, layout)
+        self._deliver(message, *self._take(message))
 
-    def _deliver(self, op: Op, tensors: list[Tensor], layout: Layout | None) -> None:
-        if op.kind is Kind.F:
+    def _take(self, message: _Message) -> tuple[Tensors, Layout | None]:
+        assert message.source is not None
+        if message.op.kind is Kind.F:
+            return message.source.take_output(message.op.microbatch)
+        return message.source.take_input_gradients(message.op.microbatch), None
+
+    def _deliver(self, message: _Message, tensors: Tensors, layout: Layout | None) -> None:
+        assert message.reader is not None
+        if message.op.kind is Kind.F:
             assert layout is not None
-            self.stages[op.stage + 1].give_input(op.microbatch, tensors, layout)
+            message.reader.give_input(message.op.microbatch, tensors, layout)
         else:
-            self.stages[op.stage - 1].give_gradients(op.microbatch, tensors)
+            message.reader.give_gradients(message.op.microbatch, tensors)
 
-    def release(self, op: Op) -> None:
+    def _release(self, message: _Message) -> None:
         """Drop the buffers of a message that has been read."""
-        _, works = self._sent.pop(op)
-        for work in works:
-            work.wait()
+        _, works = self._sent.pop(message.code)
+        self.transport.wait(works)
 
     def reset(self) -> None:
         """Forget all messages of the step."""
         for held in (self._posted, self._sent, self._postponed):
             held.clear()
-
-
-def _boundary(op: Op) -> int:
-    """Name the stage whose output, or the gradient of whose output, an op produces."""
-    return op.stage if op.kind is Kind.F else op.stage - 1

@@ -1,15 +1,34 @@
-"""How does one optimizer step look over all ranks? Norm, clipping, inf/nan check, then the step."""
+"""How does one optimizer step look over all ranks? Norm, clipping, inf/nan check, then the step.
 
-from collections.abc import Callable, Mapping
+With ``validate="post"`` a rank need not wait for the norm over all ranks: it steps on the guess
+that nothing is clipped or skipped, and learns at the VALIDATE of its next program whether that was
+right (arXiv 2401.10241, section 4).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from zerobubble.errors import UsageError
+from zerobubble.runtime.agreement import Agreement, Verdict
+from zerobubble.runtime.attempt import Attempt, attempt, has_step_hooks
 from zerobubble.runtime.failure import naming_the_cause
+from zerobubble.runtime.loss_scaler import LossScaler
+from zerobubble.runtime.master_weights import Weights
 from zerobubble.runtime.tied import TiedParameters
-from zerobubble.runtime.transport import Transport
+
+_COUNTERS = ("num_steps", "num_validated", "num_clipped", "num_skipped", "num_replayed")
+
+
+@dataclass
+class _Pending:
+    """A step whose outcome is not yet known on every rank."""
+
+    attempt: Attempt | None
+    verdict: Verdict | None
 
 
 class PipelineOptimizer:
@@ -19,114 +38,202 @@ class PipelineOptimizer:
     model; if any gradient anywhere is inf or nan, all ranks skip the step. Gradients are dropped
     afterwards, so that several ``Pipeline.step`` before one ``step`` accumulate.
 
+    With ``validate="post"``, parameters may be those of a guess until the next ``Pipeline.step``
+    or ``synchronize``; the outcome has the same bits as without. Call ``synchronize`` at the end of
+    training and before parameters are read or changed; ``Pipeline.eval``, ``state_dict`` and
+    ``load_state_dict`` call it themselves. Where the inner optimizer has hooks on ``step``, which
+    must see only what stands, this rank waits in ``step``.
+
     Attributes:
         inner: this rank's optimizer, or None where it holds nothing to train.
-        grad_norm: gradient norm over the whole model at the last step, before clipping.
+        grad_norm: gradient norm over the whole model, before clipping, at the last step whose
+            outcome is known.
         num_steps: calls of ``step``.
+        num_validated: how many of them some rank took on a guess that was right.
         num_clipped: how many of them clipped.
         num_skipped: how many of them were skipped for an inf or a nan.
+        num_replayed: after how many of them forwards were run again, because of a wrong guess.
     """
 
     def __init__(
         self,
-        inner: torch.optim.Optimizer | None,
-        transport: Transport,
+        weights: Weights,
+        agreement: Agreement,
         tied: TiedParameters,
-        max_grad_norm: float | None = None,
+        *,
+        validate: str = "sync",
+        loss_scaler: LossScaler | None = None,
     ) -> None:
-        if max_grad_norm is not None and not max_grad_norm > 0:
-            raise UsageError(f"max_grad_norm must be positive, not {max_grad_norm}")
-        self.inner = inner
-        self.max_grad_norm = max_grad_norm
+        if validate not in ("post", "sync"):
+            raise UsageError(f"validate must be 'post' or 'sync', not {validate!r}")
+        self.inner = weights.inner
+        self.agreement = agreement
+        self.loss_scaler = loss_scaler
         self.grad_norm = 0.0
-        self.num_steps = self.num_clipped = self.num_skipped = 0
-        self._transport = transport
+        self.num_steps = self.num_validated = self.num_replayed = 0
+        self.num_clipped = self.num_skipped = 0
+        self._weights = weights
         self._tied = tied
+        self._may_guess = validate == "post"
+        self._expects_to_clip = False
+        self._pending: _Pending | None = None
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """The parameter groups of this rank; empty where it holds nothing to train."""
         return [] if self.inner is None else self.inner.param_groups
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether the outcome of the last step is not yet known on every rank."""
+        return self._pending is not None
+
     @torch.no_grad()
     def step(self) -> None:
-        """Clip, check and step on all ranks, then drop the gradients."""
+        """Clip, check and step on all ranks, then drop the gradients.
+
+        On CUDA the host waits for the gradients of this rank, whose norm it sends.
+
+        Raises:
+            PipelineError: another rank has gone.
+        """
+        self.synchronize()
         self.num_steps += 1
-        with naming_the_cause(self._transport.rank, f"optimizer step {self.num_steps}"):
+        with naming_the_cause(self._tied.rank, f"optimizer step {self.num_steps}"):
             self._tied.sum_gradients()
-            gradients = self._gradients()
-            square = self._square_over_ranks(list(gradients.values()))
-        # The norm is rounded to float32 after the sum in float64, so that the order in which
-        # ranks add their parts does not show (paper section 4 needs the same chain).
-        norm = square.sqrt().float()
-        self.grad_norm = float(norm)
-        if not norm.isfinite():
-            self.num_skipped += 1
-        else:
-            self._clip(list(gradients), norm)
-            if self.inner is not None:
-                self.inner.step()
-        self.zero_grad()
+            owned = self._weights.collect_gradients()
+            self._unscale(owned)
+            part = self._add_squares(owned)
+            guesses = self._guesses(part)
+            part[1] += guesses
+            self.agreement.pass_on(part)
+            if guesses:
+                begun = None if self.inner is None else attempt(self._weights, owned)
+                self._pending = _Pending(begun, None)
+                return
+            agreement = self.agreement
+            verdict = agreement.judge(part) if agreement.is_last else agreement.verdict()
+            self._take(owned, verdict)
+            self._pending = _Pending(None, verdict)
+            if verdict.num_guesses == 0:
+                self.settle()
 
     def zero_grad(self) -> None:
         """Drop all gradients of this rank."""
+        self._weights.drop_gradients()
+
+    def synchronize(self) -> None:
+        """Wait until the outcome of the last step is known; all ranks must call this together."""
+        self.settle()
+
+    @torch.no_grad()
+    def settle(self) -> bool:
+        """Let a pending step stand, do it over or undo it.
+
+        Returns:
+            Whether forwards that have run since, on any rank, had wrong parameters.
+        """
+        if self._pending is None:
+            return False
+        begun, verdict = self._pending.attempt, self._pending.verdict
+        verdict = verdict or self.agreement.verdict()
+        if begun is not None:
+            begun.end(verdict)
+        self._pending = None
+        self._note(verdict)
+        return verdict.refutes_guesses
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give this rank's state: of the inner optimizer, master weights, loss scale, counters.
+
+        All ranks must call this together.
+        """
+        self.synchronize()
+        return {
+            "inner": None if self.inner is None else self.inner.state_dict(),
+            "master_weights": [master.detach().clone() for master in self._weights.masters],
+            "loss_scaler": None if self.loss_scaler is None else self.loss_scaler.state_dict(),
+            "counters": {name: getattr(self, name) for name in _COUNTERS},
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what ``state_dict`` gave on this rank; all ranks must call this together.
+
+        Raises:
+            UsageError: the state is that of an optimizer with other settings.
+        """
+        self.synchronize()
+        masters, scaler = list(self._weights.masters), self.loss_scaler
+        fits = (
+            (state["inner"] is None) == (self.inner is None)
+            and len(state["master_weights"]) == len(masters)
+            and (state["loss_scaler"] is None) == (scaler is None)
+        )
+        if not fits:
+            raise UsageError(
+                "this state is of an optimizer with other parameters, master weights or loss "
+                "scaler on this rank: build it as it was when the state was saved"
+            )
         if self.inner is not None:
-            self.inner.zero_grad(set_to_none=True)
+            self.inner.load_state_dict(state["inner"])
+        if scaler is not None:
+            scaler.load_state_dict(state["loss_scaler"])
+        for master, value in zip(masters, state["master_weights"], strict=True):
+            master.copy_(value)
+        self._weights.round(masters)
+        for name, value in state["counters"].items():
+            setattr(self, name, value)
 
-    def _gradients(self) -> dict[Tensor, nn.Parameter]:
-        """Map this rank's gradients to their parameters, in the order of the groups."""
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        return {p.grad: p for p in parameters if p.grad is not None}
+    def _unscale(self, owned: Sequence[nn.Parameter]) -> None:
+        gradients = [p.grad for p in owned if p.grad is not None]
+        if self.loss_scaler is not None and gradients:
+            torch._foreach_mul_(gradients, 1 / self.loss_scaler.scale)
 
-    def _square_over_ranks(self, parameters: list[nn.Parameter]) -> Tensor:
-        """Sum the squared norms down the ranks, and share the result; float64, on the CPU."""
+    def _add_squares(self, owned: Sequence[nn.Parameter]) -> Tensor:
+        """Add this rank's squared norms to those of the ranks before; float64, on the CPU."""
         # All ranks compute their squares at once; only the sum runs down the ranks.
-        squares = [
-            _square(parameter.grad)
-            for parameter in parameters
-            if parameter not in self._tied.repeated and parameter.grad is not None
-        ]
-        square = torch.zeros(1, dtype=torch.float64)
-        transport = self._transport
-        if transport.rank > 0:
-            transport.receive_control(square, transport.rank - 1)
-        for value in squares:
-            square += value
-        if transport.rank < transport.num_ranks - 1:
-            transport.send_control(square, transport.rank + 1)
-            square = torch.zeros(1, dtype=torch.float64)
-        return transport.share_control(square, transport.num_ranks - 1)
+        counted = [p for p in owned if self._weights.working(p) not in self._tied.repeated]
+        squares = [_square(p.grad) for p in counted if p.grad is not None]
+        known = torch.stack(squares).cpu() if squares else ()
+        part = self.agreement.part_before()
+        for square in known:
+            part[0] += square
+        return part
 
-    def _clip(self, gradients: list[Tensor], norm: Tensor) -> None:
-        if self.max_grad_norm is None:
-            return
-        factor = float(self.max_grad_norm / (norm + 1e-6))
-        if factor < 1:
-            self.num_clipped += 1
-            if gradients:
-                torch._foreach_mul_(gradients, factor)
+    def _guesses(self, part: Tensor) -> bool:
+        """Decide whether to step before the norm over all ranks is known."""
+        return (
+            self._may_guess
+            and not self.agreement.is_last
+            and not self._expects_to_clip
+            and not (self.inner is not None and has_step_hooks(self.inner))
+            and self.agreement.judge(part).is_plain
+        )
+
+    def _take(self, owned: Sequence[nn.Parameter], verdict: Verdict) -> None:
+        """Take the step as it will stand, and drop the gradients."""
+        if verdict.is_finite and self.inner is not None:
+            gradients = [p.grad for p in owned if p.grad is not None]
+            if verdict.factor < 1 and gradients:
+                torch._foreach_mul_(gradients, verdict.factor)
+            self.inner.step()
+            self._weights.round(owned)
+        self.zero_grad()
+
+    def _note(self, verdict: Verdict) -> None:
+        """Count the outcome of a step, at the same point of the program on every rank."""
+        self.grad_norm = verdict.norm
+        self._expects_to_clip = verdict.factor < 1
+        self.num_validated += verdict.num_guesses > 0 and verdict.is_plain
+        self.num_clipped += verdict.factor < 1
+        self.num_skipped += not verdict.is_finite
+        if self.loss_scaler is not None:
+            self.loss_scaler.update(verdict.is_finite)
 
 
 def _square(gradient: Tensor) -> Tensor:
     if gradient.is_sparse:
         gradient = gradient.coalesce().values()
     norm: Tensor = torch.linalg.vector_norm(gradient, dtype=torch.float64)
-    return norm.square().cpu()
-
-
-def build_inner(
-    optimizer: torch.optim.Optimizer | Callable[..., torch.optim.Optimizer],
-    parameters: Mapping[str, nn.Parameter],
-    options: Mapping[str, Any],
-) -> torch.optim.Optimizer | None:
-    """Take an optimizer as it is, or build one for this rank's trainable parameters.
-
-    Raises:
-        UsageError: options are given beside a finished optimizer.
-    """
-    if isinstance(optimizer, torch.optim.Optimizer):
-        if options:
-            raise UsageError(f"options {sorted(options)} need an optimizer class, not an instance")
-        return optimizer
-    trainable = [p for p in dict.fromkeys(parameters.values()) if p.requires_grad]
-    return optimizer(trainable, **options) if trainable else None
+    return norm.square()

@@ -14,12 +14,16 @@ from zerobubble.autograd import ready_to_defer
 from zerobubble.errors import PipelineError, UsageError
 from zerobubble.ir import Kind, Schedule
 from zerobubble.lower import Action, Program, forward_only, lower
-from zerobubble.runtime.boundary import flatten, split_batch
+from zerobubble.runtime.agreement import Agreement
+from zerobubble.runtime.beginning import Batch, Beginning, take_batch
 from zerobubble.runtime.executor import Executor
 from zerobubble.runtime.failure import naming_the_cause
 from zerobubble.runtime.ledger import Ledger
+from zerobubble.runtime.loss import LossReport
+from zerobubble.runtime.loss_scaler import LossScaler, find_loss_scaler
+from zerobubble.runtime.master_weights import build_weights
 from zerobubble.runtime.messages import Layouts, Messages
-from zerobubble.runtime.optimizer import PipelineOptimizer, build_inner
+from zerobubble.runtime.optimizer import PipelineOptimizer
 from zerobubble.runtime.partition import Layer, build_stage, split_layers
 from zerobubble.runtime.stage import LossFunction, Stage
 from zerobubble.runtime.tied import TiedParameters
@@ -88,6 +92,7 @@ class Pipeline:
         self._transport = Transport(self.device, schedule.num_ranks, _pairs(programs), timeout)
         self.rank = self._transport.rank
         self._refuse_shared(layers)
+        self.ledger = Ledger()
         context = _autocast(self.device, autocast)
         self.stages = {
             s: self._build_stage(s, layers, loss_fn, seed, context)
@@ -101,14 +106,18 @@ class Pipeline:
             self.rank,
         )
         self._tied.copy_values()
-        self.ledger = Ledger()
         self._recorder = Recorder(self.device, num_recorded_steps)
         self._messages = Messages(schedule, self.stages, self._transport, self.ledger)
-        bind = partial(Executor, stages=self.stages, messages=self._messages)
+        # Ranks in the order of their first stages: messages along it meet only who is ahead.
+        self._chain = list(dict.fromkeys(schedule.placement.stage_to_rank))
+        self._loss = LossReport(self._transport, schedule.placement.stage_to_rank[-1])
+        bind = partial(Executor, owner=self, stages=self.stages, messages=self._messages)
         self._training = bind(programs[self.rank], recorder=self._recorder)
         self._evaluation = bind(evaluations[self.rank])
         self._layouts: defaultdict[int, Layouts] = defaultdict(Layouts)
         self._digest = crc32(b"".join(order.tobytes() for order in schedule.orders))
+        self._optimizers: list[PipelineOptimizer] = []
+        self._beginning: Beginning | None = None
         self.num_steps = 0
 
     def _build_stage(
@@ -127,6 +136,7 @@ class Pipeline:
             loss_fn=loss_fn if number == self.schedule.num_stages - 1 else None,
             num_parts=self.schedule.num_microbatches,
             autocast=context,
+            ledger=self.ledger,
         )
 
     def _refuse_shared(self, layers: Sequence[Layer]) -> None:
@@ -149,6 +159,11 @@ class Pipeline:
                             f"{other_rank} and {rank}: give each its own and pass tied=[{names}]"
                         )
 
+    @property
+    def transport(self) -> Transport:
+        """The connections of this rank to the others."""
+        return self._transport
+
     def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
         """Yield this rank's parameters under their names in the whole model, in its order."""
         for stage in self.stages.values():
@@ -160,24 +175,42 @@ class Pipeline:
         *,
         max_grad_norm: float | None = None,
         validate: str = "sync",
+        loss_scaler: LossScaler | torch.amp.GradScaler | None = None,
+        master_weights: bool = False,
         **options: Any,
     ) -> PipelineOptimizer:
-        """Wrap an optimizer so that its step agrees over all ranks.
+        """Wrap an optimizer so that its step agrees over all ranks; all must make the same call.
 
         Args:
             optimizer: a class, built with ``options`` for this rank's trainable parameters, or an
                 instance made from ``named_parameters``.
             max_grad_norm: clip gradients to this norm over the whole model; None: never.
-            validate: ``sync``: all ranks wait for the norm before any steps.
+            validate: ``sync``: all ranks wait for the norm before any steps; ``post``: they step
+                at once, and correct that in the next step if it turns out wrong.
+            loss_scaler: by which the loss is scaled and gradients are unscaled; its scale follows
+                the steps.
+            master_weights: step float32 copies of parameters in bfloat16 and float16.
             options: keywords of the optimizer class, such as ``lr``.
 
         Raises:
-            UsageError: ``validate`` is unknown, or the options do not fit.
+            UsageError: ``validate`` is unknown, the options do not fit, or there is a loss scaler
+                for one of several optimizers.
         """
-        if validate != "sync":
-            raise UsageError(f"validate must be 'sync', not {validate!r}")
-        inner = build_inner(optimizer, dict(self.named_parameters()), options)
-        return PipelineOptimizer(inner, self._transport, self._tied, max_grad_norm)
+        scaler = find_loss_scaler(loss_scaler)
+        if self._optimizers and (scaler or self._optimizers[0].loss_scaler):
+            raise UsageError("a loss scaler serves only one optimizer of a pipeline: make one")
+        number = len(self._optimizers)
+        wrapped = PipelineOptimizer(
+            build_weights(optimizer, dict(self.named_parameters()), options, master_weights),
+            Agreement(self._transport, self._chain, number, max_grad_norm),
+            self._tied,
+            validate=validate,
+            loss_scaler=scaler,
+        )
+        self._optimizers.append(wrapped)
+        for stage in self.stages.values():
+            stage.loss_scaler = scaler
+        return wrapped
 
     def step(self, x: Any = None, y: Any = None) -> Tensor:
         """Run forward and backward for one batch; gradients are added to ``.grad``.
@@ -195,6 +228,8 @@ class Pipeline:
             PipelineError: an op failed on this or another rank; no further step is possible.
         """
         self.num_steps += 1
+        for optimizer in self._optimizers:
+            optimizer.agreement.expect()
         splits = any(stage.splits_backward for stage in self.stages.values())
         with ready_to_defer() if splits else nullcontext():
             return self._run(self._training, x, y, "train")
@@ -205,6 +240,8 @@ class Pipeline:
 
         All modules are in evaluation mode meanwhile, and in their own modes again afterwards.
         """
+        for optimizer in self._optimizers:
+            optimizer.synchronize()
         modules = [module for stage in self.stages.values() for module in stage.module.modules()]
         modes = [module.training for module in modules]
         try:
@@ -226,57 +263,82 @@ class Pipeline:
     def _run(self, executor: Executor, x: Any, y: Any, purpose: str) -> Tensor:
         if self._failure is not None:
             raise PipelineError(f"this pipeline has stopped: {self._failure}: build it anew")
-        last = self.stages.get(self.schedule.num_stages - 1)
         try:
             with naming_the_cause(self.rank, f"start of step {self.num_steps}"):
-                self._announce(self._give_batch(x, y), purpose)
+                batch = self._take_batch(x, y)
+                self._announce(batch.signature, purpose)
+                batch.give(self.stages, self.schedule.num_stages)
+                self._loss.expect()
+            if any(optimizer.is_pending for optimizer in self._optimizers):
+                modules = [stage.module for stage in self.stages.values()]
+                self._beginning = Beginning(batch, modules, self.device)
             executor.run(self.num_steps)
             self._messages.layouts.is_complete = True
-            loss = torch.zeros((), device=self.device)
-            if last is not None and last.loss is not None:
-                loss = last.loss.float().reshape(())
+            holder = None if self._loss.holder == self.rank else self._loss.holder
+            with naming_the_cause(self.rank, f"loss of step {self.num_steps}", holder):
+                return self._loss.wait()
         except PipelineError as error:
             self._failure = error
             raise
         finally:
             self._messages.reset()
+            self._beginning = None
             for stage in self.stages.values():
                 stage.reset()
-        holder = self.schedule.placement.stage_to_rank[-1]
-        with naming_the_cause(self.rank, f"loss of step {self.num_steps}"):
-            return self._transport.share(loss, holder)
 
-    def _give_batch(self, x: Any, y: Any) -> int:
-        """Hand the microbatches to the first and last stage; return what tells shapes apart."""
-        count, signature = self.schedule.num_microbatches, 0
-        for stage, what, value in ((0, "x", x), (self.schedule.num_stages - 1, "y", y)):
+    def validate(self) -> bool:
+        """Carry out VALIDATE of the program; only its executor calls this."""
+        refuted = [optimizer for optimizer in self._optimizers if optimizer.settle()]
+        for optimizer in refuted:
+            optimizer.num_replayed += 1
+        if not refuted:
+            self._beginning = None
+        return bool(refuted)
+
+    def begin_again(self) -> None:
+        """Bring back what the step has changed so far; only the executor calls this."""
+        assert self._beginning is not None, "a guess was pending when the step began"
+        for stage in self.stages.values():
+            stage.reset()
+        self._beginning.restore()
+        self._beginning.batch.give(self.stages, self.schedule.num_stages)
+
+    def report_loss(self) -> None:
+        """Carry out REPORT of the program; only its executor calls this."""
+        loss = self.stages[self.schedule.num_stages - 1].loss
+        assert loss is not None, "its forwards have run"
+        self._loss.send(loss)
+
+    def _take_batch(self, x: Any, y: Any) -> Batch:
+        """Take what this rank reads of a batch."""
+        last = self.schedule.num_stages - 1
+        for stage, what, value in ((0, "x", x), (last, "y", y)):
             if stage in self.stages and value is None:
                 raise UsageError(f"rank {self.rank} holds stage {stage} and needs {what}")
-        if 0 in self.stages:
-            inputs = split_batch(_on(self.device, x), count, "the batch x")
-            signature = crc32(repr(flatten(inputs[0], "the batch x")[1]).encode())
-            self.stages[0].give_batch(inputs)
-        if self.schedule.num_stages - 1 in self.stages:
-            targets = split_batch(_on(self.device, y), count, "the target y")
-            self.stages[self.schedule.num_stages - 1].targets = targets
-        return signature
+        return take_batch(
+            x if 0 in self.stages else None,
+            y if last in self.stages else None,
+            self.schedule.num_microbatches,
+            self.device,
+        )
 
     def _announce(self, signature: int, purpose: str) -> None:
-        """Pass the signature of the batch from the first stage's rank round to all others."""
-        transport, first = self._transport, self.schedule.placement.stage_to_rank[0]
+        """Pass the signature of the batch from the first stage's rank along the others."""
+        transport, position = self._transport, self._chain.index(self.rank)
         intention = crc32(f"{purpose} {self._digest}".encode())
         message = torch.tensor([signature, intention])
-        if self.rank != first:
-            before = (self.rank - 1) % transport.num_ranks
-            transport.receive_control(message, before)
+        if position > 0:
+            before = self._chain[position - 1]
+            with naming_the_cause(self.rank, f"start of step {self.num_steps}", before):
+                transport.receive_control(message, before)
             if int(message[1]) != intention:
                 raise UsageError(
                     f"ranks {before} and {self.rank} do not run the same: all ranks must be given "
                     "the same schedule and call step and eval in the same order"
                 )
-        transport.flush()
-        if (self.rank + 1) % transport.num_ranks != first:
-            transport.send_control(message, (self.rank + 1) % transport.num_ranks)
+        transport.flush()  # of the step before: all of it has been read
+        for after in self._chain[position + 1 : position + 2]:
+            transport.send_control(message, after)
         key = crc32(f"{purpose}{int(message[0])}".encode())
         self._messages.layouts = self._layouts[key]
 
@@ -308,8 +370,3 @@ def _autocast(
     device: torch.device, dtype: torch.dtype | None
 ) -> Callable[[], AbstractContextManager[Any]]:
     return nullcontext if dtype is None else partial(torch.autocast, device.type, dtype)
-
-
-def _on(device: torch.device, value: Any) -> Any:
-    tensors, layout = flatten(value, "the batch")
-    return layout.build([tensor.to(device, non_blocking=True) for tensor in tensors])

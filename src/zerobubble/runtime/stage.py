@@ -11,7 +11,11 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from zerobubble.autograd import WeightQueue, deferring
 from zerobubble.errors import UsageError
 from zerobubble.runtime.boundary import Layout, flatten
+from zerobubble.runtime.ledger import Ledger
+from zerobubble.runtime.loss_scaler import LossScaler
 from zerobubble.runtime.partition import StageModule
+
+_unsafe_view = torch.ops.aten._unsafe_view.default
 
 LossFunction = Callable[[Any, Any], Tensor]
 
@@ -29,6 +33,7 @@ class Stage:
         loss_fn: on the last stage, maps output and target of a microbatch to a scalar.
         num_parts: into how many microbatches the batch is split; each one's loss is divided by it.
         autocast: gives the context of the forward, for mixed precision.
+        ledger: watches the memory of the rank.
     """
 
     def __init__(
@@ -40,6 +45,7 @@ class Stage:
         loss_fn: LossFunction | None = None,
         num_parts: int = 1,
         autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        ledger: Ledger | None = None,
     ) -> None:
         self.number = number
         self.module = module
@@ -47,8 +53,10 @@ class Stage:
         self.loss_fn = loss_fn
         self.num_parts = num_parts
         self.autocast = autocast
+        self.ledger = ledger or Ledger()
         self.targets: list[Any] = []
         self.loss: Tensor | None = None
+        self.loss_scaler: LossScaler | None = None
         self._inputs: dict[int, tuple[list[Tensor], Any]] = {}
         self._outputs: dict[int, tuple[list[Tensor], Layout]] = {}
         self._edges: dict[int, list[GradientEdge]] = {}
@@ -56,13 +64,14 @@ class Stage:
         self._queues: dict[int, WeightQueue] = {}
 
     def give_input(self, microbatch: int, tensors: list[Tensor], layout: Layout) -> None:
-        """Take the output of the stage before: its tensors become leaves of a new graph."""
-        leaves = [
-            tensor.detach().requires_grad_(spec.requires_grad and torch.is_grad_enabled())
-            for tensor, spec in zip(tensors, layout.tensors, strict=True)
-        ]
-        entered = [_enter(leaf) if leaf.requires_grad else leaf for leaf in leaves]
-        self._inputs[microbatch] = ([x for x in leaves if x.requires_grad], layout.build(entered))
+        """Take the output of the stage before: its tensors, outside any graph, become leaves."""
+        leaves, entered = [], tensors
+        if torch.is_grad_enabled():
+            for tensor, spec in zip(tensors, layout.tensors, strict=True):
+                tensor.requires_grad_(spec.requires_grad)
+            leaves = [tensor for tensor in tensors if tensor.requires_grad]
+            entered = [_enter(tensor) if tensor.requires_grad else tensor for tensor in tensors]
+        self._inputs[microbatch] = (leaves, layout.build(entered))
 
     def give_batch(self, microbatches: list[Any]) -> None:
         """Take the model's inputs: what the first stage reads."""
@@ -72,18 +81,21 @@ class Stage:
         """Run F: compute the output, on the last stage the loss."""
         leaves, value = self._inputs[microbatch]
         self._inputs[microbatch] = (leaves, None)
-        with self.autocast(), self._deferring(microbatch, new=True):
+        batch = (None if self.number else value, self.targets[microbatch : microbatch + 1])
+        watching = self.ledger.watching(self.module, batch)
+        with self.autocast(), watching, self._deferring(microbatch, new=True):
             output = self.module(value)
             if self.loss_fn is not None:
                 loss = self.loss_fn(output, self.targets[microbatch])
                 output = self._add_loss(loss, microbatch)
         tensors, layout = flatten(output, f"the output of stage {self.number}")
         if torch.is_grad_enabled():
-            self._edges[microbatch] = [get_gradient_edge(t) for t in tensors if t.requires_grad]
+            self._edges[microbatch] = [_edge(t) for t in tensors if t.requires_grad]
         if self.loss_fn is None:
             self._outputs[microbatch] = ([t.detach().contiguous() for t in tensors], layout)
         elif torch.is_grad_enabled():
             self._gradients[microbatch] = [torch.ones_like(output)]
+        self.ledger.end_op()
 
     def _trains(self, microbatch: int) -> bool:
         """Say whether anything in this stage or before it needs a gradient."""
@@ -113,10 +125,16 @@ class Stage:
 
     def backward_input(self, microbatch: int) -> None:
         """Run B: compute the gradients of the inputs, and those of the parameters not deferred."""
+        self._run_b(microbatch)
+        self.ledger.end_op(self._queues.get(microbatch))
+
+    def _run_b(self, microbatch: int) -> None:
         edges, gradients = self._edges.pop(microbatch), self._gradients.pop(microbatch, [])
+        if self.loss_fn is not None and self.loss_scaler is not None:
+            gradients = [gradient * self.loss_scaler.scale for gradient in gradients]
         if edges:
             with self._deferring(microbatch):
-                torch.autograd.backward(edges, gradients)
+                _run_backward(edges, gradients)
 
     def take_input_gradients(self, microbatch: int) -> list[Tensor]:
         """Hand out the gradients of the inputs, once; zeros for an input that was not used."""
@@ -128,13 +146,19 @@ class Stage:
 
     def backward_weight(self, microbatch: int) -> None:
         """Run W: add the deferred parameter gradients to ``.grad``."""
-        self._queues.pop(microbatch).run()
+        self._run_w(microbatch)
+        self.ledger.end_op()
+
+    def _run_w(self, microbatch: int) -> None:
+        if queue := self._queues.pop(microbatch):
+            queue.run()
 
     def backward(self, microbatch: int) -> None:
         """Run BW: both parts at once."""
-        self.backward_input(microbatch)
+        self._run_b(microbatch)
         if self.splits_backward:
-            self.backward_weight(microbatch)
+            self._run_w(microbatch)
+        self.ledger.end_op()
 
     def reset(self) -> None:
         """Forget everything about the microbatches of the step."""
@@ -150,18 +174,23 @@ class Stage:
         return deferring(self._queues[microbatch])
 
 
+def _edge(output: Tensor) -> GradientEdge:
+    node = output.grad_fn
+    return get_gradient_edge(output) if node is None else GradientEdge(node, output.output_nr)
+
+
 def _enter(leaf: Tensor) -> Tensor:
-    entered: Tensor = _Enter.apply(leaf)  # type: ignore[no-untyped-call]
+    """Alias a boundary tensor, so that the first op of a stage may change it in place.
+
+    To autograd the result is no view: in-place ops on views of a leaf are forbidden.
+    """
+    entered: Tensor = _unsafe_view(leaf, leaf.shape)
     return entered
 
 
-class _Enter(torch.autograd.Function):
-    """Alias a boundary tensor, so that the first op of a stage may change it in place."""
-
-    @staticmethod
-    def forward(ctx: Any, leaf: Tensor) -> Tensor:
-        return leaf.detach()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return gradients[0]
+def _run_backward(edges: list[GradientEdge], gradients: list[Tensor]) -> None:
+    """Do what ``torch.autograd.backward`` does, which compares shapes symbolically first."""
+    roots, keep_graph, create_graph = (tuple(edges), tuple(gradients)), False, False
+    torch.autograd.Variable._execution_engine.run_backward(
+        *roots, keep_graph, create_graph, (), allow_unreachable=True, accumulate_grad=True
+    )

@@ -37,6 +37,10 @@ class Recorder:
         self._marks = []
         self._steps.append((time.perf_counter_ns(), self._mark(), self._marks))
 
+    def begin_again(self) -> None:
+        """Forget the ops of this step that ran so far."""
+        self._marks.clear()
+
     def run(self, op: Callable[[int], None], microbatch: int) -> None:
         """Run an op and record its start and end."""
         self._marks.append(self._mark())

@@ -7,10 +7,11 @@ control messages have a gloo group of their own, where no large tensor is in the
 
 import os
 import pickle
+import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -28,6 +29,14 @@ class Work(Protocol):
         """Wait for its end; on CUDA only the current stream waits."""
 
 
+class _Link(NamedTuple):
+    """The group in which tensors travel from one rank to another, and their numbers there."""
+
+    group: dist.ProcessGroup
+    sender: int
+    reader: int
+
+
 class Transport:
     """The connections of one rank to the others.
 
@@ -36,6 +45,9 @@ class Transport:
         num_ranks: expected number of processes.
         pairs: the (sender, reader) pairs between which tensors travel.
         timeout: after how many seconds of silence a peer counts as lost.
+
+    Attributes:
+        on_wait: told of every wait for another rank how many seconds it took; None: nobody.
 
     Raises:
         UsageError: there is another number of processes than ranks.
@@ -51,8 +63,9 @@ class Transport:
         self.device = device
         self.num_ranks = num_ranks
         self.rank = 0
+        self.on_wait: Callable[[float], None] | None = None
         self._outbox: list[tuple[Work, Tensor]] = []
-        limit = timedelta(seconds=timeout)
+        self._limit = limit = timedelta(seconds=timeout)
         num_processes = _num_processes()
         if num_processes != num_ranks and num_processes > 1:
             raise UsageError(
@@ -74,53 +87,64 @@ class Transport:
 
     def _connect(
         self, pairs: Sequence[tuple[int, int]], limit: timedelta
-    ) -> dict[tuple[int, int], dist.ProcessGroup]:
+    ) -> dict[tuple[int, int], _Link]:
         """Make the data groups; all ranks take part in the same order."""
         if self.device.type == "cpu":
             group = dist.new_group(backend="gloo", timeout=limit)
-            return dict.fromkeys(pairs, group)
-        groups = {}
+            return {pair: _Link(group, *pair) for pair in pairs}
+        links = {}
         for pair in pairs:
-            groups[pair] = dist.new_group(list(pair), backend="nccl", timeout=limit)
+            group = dist.new_group(list(pair), backend="nccl", timeout=limit)
             # The first use of an NCCL group waits for both ends: do it here, in one order.
             if self.rank == pair[0]:
-                dist.send(torch.zeros(1, device=self.device), pair[1], group=groups[pair])
+                dist.send(torch.zeros(1, device=self.device), pair[1], group=group)
             if self.rank == pair[1]:
-                dist.recv(torch.zeros(1, device=self.device), pair[0], group=groups[pair])
-        return groups
+                dist.recv(torch.zeros(1, device=self.device), pair[0], group=group)
+            if self.rank in pair:
+                links[pair] = _Link(group, *(dist.get_group_rank(group, rank) for rank in pair))
+        return links
 
     def send(self, tensors: Sequence[Tensor], peer: int, tag: int) -> list[Work]:
         """Start to send tensors; they must stay as they are until the work has been waited for."""
-        return self._start(dist.isend, tensors, peer, self._data[self.rank, peer], tag)
+        group, _, reader = self._data[self.rank, peer]
+        # The group's own calls: dist.isend spends longer on its checks than gloo on the message.
+        tags = enumerate(tensors, tag * MAX_TENSORS_PER_MESSAGE)
+        return [group.send([_real(tensor)], reader, each) for each, tensor in tags]
 
     def receive(self, tensors: Sequence[Tensor], peer: int, tag: int) -> list[Work]:
         """Start to receive into tensors."""
-        return self._start(dist.irecv, tensors, peer, self._data[peer, self.rank], tag)
+        group, sender, _ = self._data[peer, self.rank]
+        tags = enumerate(tensors, tag * MAX_TENSORS_PER_MESSAGE)
+        return [group.recv([_real(tensor)], sender, each) for each, tensor in tags]
 
-    def _start(
-        self,
-        transfer: Callable[..., Work | None],
-        tensors: Sequence[Tensor],
-        peer: int,
-        group: dist.ProcessGroup,
-        tag: int,
-    ) -> list[Work]:
-        works = []
-        for tag_of_tensor, tensor in enumerate(tensors, tag * MAX_TENSORS_PER_MESSAGE):
-            work = transfer(tensor, peer, group=group, tag=tag_of_tensor)
-            assert work is not None, "only processes outside the group get no work"
-            works.append(work)
-        return works
+    def wait(self, works: Iterable[Work]) -> None:
+        """Wait for the end of transfers: the one place where a rank waits for another."""
+        if self.on_wait is None:
+            for work in works:
+                work.wait()
+            return
+        began = time.perf_counter()
+        for work in works:
+            work.wait()
+        self.on_wait(time.perf_counter() - began)
+
+    def start_send(self, tensor: Tensor, peer: int, tag: int) -> Work:
+        """Start to send a small CPU tensor in the control group to a peer that awaits it."""
+        work: Work = self._control.send([tensor], peer, tag)
+        return work
+
+    def start_receive(self, tensor: Tensor, peer: int, tag: int) -> Work:
+        """Start to receive a small CPU tensor in the control group."""
+        work: Work = self._control.recv([tensor], peer, tag)
+        return work
 
     def send_control(self, tensor: Tensor, peer: int) -> None:
-        """Start to send a small CPU tensor in the control group."""
-        work = dist.isend(tensor, peer, group=self._control)
-        assert work is not None
-        self._outbox.append((work, tensor))
+        """Start to send a small CPU tensor in the control group, kept until ``flush``."""
+        self._outbox.append((self.start_send(tensor, peer, tag=0), tensor))
 
     def receive_control(self, tensor: Tensor, peer: int) -> Tensor:
         """Wait for a small CPU tensor from a peer."""
-        dist.recv(tensor, peer, group=self._control)
+        self.wait([self._control.recv([tensor], peer, 0)])
         return tensor
 
     def send_object(self, value: Any, peer: int) -> None:
@@ -145,30 +169,20 @@ class Transport:
         dist.gather_object(value, values, dst=0, group=self._control)
         return values
 
-    def share_control(self, tensor: Tensor, root: int) -> Tensor:
-        """Copy a small CPU tensor of one rank to all ranks."""
-        if self.rank != root:
-            return self.receive_control(tensor, root)
-        for peer in range(self.num_ranks):
-            if peer != root:
-                self.send_control(tensor, peer)
-        # This may be the last message of the run: if the process ended now, it would be lost.
-        self.flush()
-        return tensor
-
-    def share(self, tensor: Tensor, root: int) -> Tensor:
-        """Copy a tensor of one rank to all ranks; on CUDA without waiting for the device."""
-        if self.device.type == "cpu":
-            return self.share_control(tensor, root)
-        if self.num_ranks > 1:
-            dist.broadcast(tensor, root)
-        return tensor
+    def connect_all(self) -> dist.ProcessGroup:
+        """Make an NCCL group of all ranks, used once, so that its next use waits for nobody."""
+        group: dist.ProcessGroup = dist.new_group(backend="nccl", timeout=self._limit)
+        dist.broadcast(torch.zeros(1, device=self.device), 0, group=group)
+        return group
 
     def flush(self) -> None:
         """Wait until all control messages have been read, and drop them."""
-        for work, _ in self._outbox:
-            work.wait()
+        self.wait([work for work, _ in self._outbox])
         self._outbox.clear()
+
+
+def _real(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def _num_processes() -> int:

@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import (
@@ -21,16 +22,25 @@ from zerobubble.errors import PipelineError
 _SET_PARENT_DEATH_SIGNAL = 1
 
 
-def launch(command: Sequence[str], num_ranks: int, threads: int) -> None:
+def launch(command: Sequence[Any], num_ranks: int, threads: int) -> dict[int, Any]:
     """Run a command once for each rank and wait for all of them.
 
     This is what ``torchrun --standalone`` does. As soon as one process fails, all are ended.
+
+    Args:
+        command: a program and its arguments, or a function of a module and its arguments.
+        num_ranks: how many processes to start.
+        threads: how many each may use.
+
+    Returns:
+        What the function returned, by rank.
 
     Raises:
         PipelineError: a process failed; the message is that of the first one to fail.
         KeyboardInterrupt: the launch was interrupted or asked to end; all processes have ended.
     """
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    for name in ("torch.distributed.elastic", "torch.multiprocessing"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     os.environ["OMP_NUM_THREADS"] = str(threads)
     config = LaunchConfig(
         min_nodes=1,
@@ -44,11 +54,12 @@ def launch(command: Sequence[str], num_ranks: int, threads: int) -> None:
         monitor_interval=0.1,
     )
     try:
-        elastic_launch(config, command[0])(*command[1:])
+        results: dict[int, Any] = elastic_launch(config, command[0])(*command[1:])
     except ChildFailedError as error:
         raise PipelineError(_describe(error)) from None
     except SignalException:
         raise KeyboardInterrupt from None
+    return results
 
 
 def _describe(error: ChildFailedError) -> str:

@@ -1,0 +1,268 @@
+"""How can a step be taken before it is known whether it stands, and then be taken back?
+
+AdamW, Adam and SGD go the light way: the working parameters alone get their new values, from the
+optimizer's own kernel run on copies of its state, a bucket at a time. The parameters as they were
+and the state stay untouched until the verdict; then the same kernel runs on them with the final
+gradients, so that the result has the bits of a step without a guess. With master weights even the
+parameters need no copy. Any other optimizer really steps, after a full snapshot.
+"""
+
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+from torch.utils import _pytree as pytree
+
+from zerobubble.runtime.agreement import Verdict
+from zerobubble.runtime.master_weights import Weights
+
+BUCKET_BYTES = 64 * 2**20
+_LIGHT = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD)
+
+
+class Attempt(ABC):
+    """A step taken on a guess: with gradients as they are, which it keeps until the verdict."""
+
+    @property
+    @abstractmethod
+    def kept(self) -> list[Tensor]:
+        """Everything that is held until the verdict."""
+
+    def end(self, verdict: Verdict) -> None:
+        """Let the step stand, do it over with clipped gradients, or undo it."""
+        if verdict.is_plain:
+            self.commit()
+        elif verdict.is_finite:
+            self.redo(verdict.factor)
+        else:
+            self.undo()
+
+    @abstractmethod
+    def commit(self) -> None:
+        """Let the step stand; working parameters are not written to, since graphs hold them."""
+
+    @abstractmethod
+    def redo(self, factor: float) -> None:
+        """Step from where the attempt began, with gradients multiplied by a factor."""
+
+    @abstractmethod
+    def undo(self) -> None:
+        """Go back to where the attempt began."""
+
+
+def attempt(weights: Weights, owned: Sequence[nn.Parameter]) -> Attempt:
+    """Step the working parameters by the gradients of ``owned``, which the attempt takes over."""
+    assert weights.inner is not None, "only an optimizer can step"
+    is_light = type(weights.inner) in _LIGHT
+    begun = _LightAttempt(weights) if is_light else _SnapshotAttempt(weights, owned)
+    weights.drop_gradients()
+    if is_light:
+        weights.inner.step()  # moves nothing, but learning-rate schedulers watch for it
+    return begun
+
+
+def has_step_hooks(inner: torch.optim.Optimizer) -> bool:
+    """Say whether ``step`` has hooks, which must see only what stands."""
+    return any(
+        (
+            inner._optimizer_step_pre_hooks,
+            inner._optimizer_step_post_hooks,
+            _global_optimizer_pre_hooks,
+            _global_optimizer_post_hooks,
+        )
+    )
+
+
+@dataclass
+class _Bucket:
+    """Some parameters of one group: their values before the attempt, and their gradients."""
+
+    options: dict[str, Any]
+    owned: list[nn.Parameter]
+    before: list[Tensor]
+    gradients: list[Tensor]
+
+
+class _LightAttempt(Attempt):
+    def __init__(self, weights: Weights) -> None:
+        assert weights.inner is not None
+        self.inner = weights.inner
+        self.weights = weights
+        self._buckets = [self._try(*bucket) for bucket in _buckets(self.inner)]
+
+    @property
+    def kept(self) -> list[Tensor]:
+        copies = [
+            before
+            for bucket in self._buckets
+            for owned, before in zip(bucket.owned, bucket.before, strict=True)
+            if owned not in self.weights.masters
+        ]
+        return copies + self._gradients()
+
+    def _gradients(self) -> list[Tensor]:
+        return [gradient for bucket in self._buckets for gradient in bucket.gradients]
+
+    def _try(self, options: dict[str, Any], owned: list[nn.Parameter]) -> _Bucket:
+        """Give the working parameters their new values; copies of a bucket live that long."""
+        masters = self.weights.masters
+        before = [p.detach() if p in masters else p.detach().clone() for p in owned]
+        after = [p.detach().clone() if p in masters else p.detach() for p in owned]
+        gradients = [p.grad for p in owned if p.grad is not None]
+        states = [_copy_of(self.inner.state.get(p, {})) for p in owned]
+        _run_kernel(self.inner, options, after, [g.clone() for g in gradients], states)
+        for parameter, value in zip(owned, after, strict=True):
+            if parameter in masters:
+                masters[parameter].copy_(value)
+        return _Bucket(options, owned, before, gradients)
+
+    def commit(self) -> None:
+        for bucket in self._buckets:
+            states = [self.inner.state.get(p, {}) for p in bucket.owned]
+            gradients = bucket.gradients
+            new = _run_kernel(self.inner, bucket.options, bucket.before, gradients, states)
+            for parameter, state in zip(bucket.owned, new, strict=True):
+                if state:
+                    self.inner.state[parameter] = state
+
+    def redo(self, factor: float) -> None:
+        torch._foreach_mul_(self._gradients(), factor)
+        self.commit()
+        self.undo()
+
+    def undo(self) -> None:
+        for bucket in self._buckets:
+            for parameter, value in zip(bucket.owned, bucket.before, strict=True):
+                self.weights.working(parameter).copy_(value)
+
+
+def _buckets(
+    inner: torch.optim.Optimizer,
+) -> Iterator[tuple[dict[str, Any], list[nn.Parameter]]]:
+    """Split the parameters with gradients into buckets, each with the options of its group."""
+    for group, options in zip(inner.param_groups, _options(inner), strict=True):
+        bucket: list[nn.Parameter] = []
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                bucket.append(parameter)
+            if sum(p.nbytes for p in bucket) >= BUCKET_BYTES:
+                yield options, bucket
+                bucket = []
+        if bucket:
+            yield options, bucket
+
+
+def _run_kernel(
+    inner: torch.optim.Optimizer,
+    options: dict[str, Any],
+    values: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    states: Sequence[dict[str, Any]],
+) -> list[dict[str, Any]]:
+    """Step values and states in place, as the optimizer would; return the states."""
+    stand_ins = [nn.Parameter(value) for value in values]
+    for stand_in, gradient in zip(stand_ins, gradients, strict=True):
+        stand_in.grad = gradient
+    given = zip(stand_ins, states, strict=True)
+    state: defaultdict[Tensor, Any] = defaultdict(
+        dict, {stand_in: state for stand_in, state in given if state}
+    )
+    own = inner.param_groups, inner.state
+    inner.param_groups, inner.state = [{**options, "params": stand_ins}], state
+    try:
+        _step_unhooked(inner)
+    finally:
+        inner.param_groups, inner.state = own
+    return [state.get(stand_in, {}) for stand_in in stand_ins]
+
+
+def _step_unhooked(inner: torch.optim.Optimizer) -> None:
+    step = type(inner).step
+    getattr(step, "__wrapped__", step)(inner)
+
+
+class _SnapshotAttempt(Attempt):
+    def __init__(self, weights: Weights, owned: Sequence[nn.Parameter]) -> None:
+        assert weights.inner is not None
+        self.inner = weights.inner
+        self.weights = weights
+        self._values = {p: p.detach().clone() for p in weights.owned}
+        self._state = _copy_of(self.inner.state)
+        self._options = _options(self.inner)
+        self._gradients = {p: p.grad for p in owned if p.grad is not None}
+        for parameter, gradient in self._gradients.items():
+            parameter.grad = gradient.clone()
+        self.inner.step()
+        weights.round(owned)
+        self._options_after = _options(self.inner)
+
+    @property
+    def kept(self) -> list[Tensor]:
+        leaves = pytree.tree_leaves(list(self._state.values()))
+        of_state = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        return [*self._values.values(), *of_state, *self._gradients.values()]
+
+    def commit(self) -> None:
+        """Nothing is left to do: the optimizer has stepped."""
+
+    def redo(self, factor: float) -> None:
+        torch._foreach_mul_(list(self._gradients.values()), factor)
+        with self._as_before():
+            for parameter, gradient in self._gradients.items():
+                parameter.grad = gradient
+            _step_unhooked(self.inner)
+            for parameter in self._gradients:
+                parameter.grad = None
+        self.weights.round(self._gradients)
+
+    def undo(self) -> None:
+        with self._as_before():
+            pass
+        self.weights.round(self._gradients)
+
+    @contextmanager
+    def _as_before(self) -> Iterator[None]:
+        """Put everything back; group options that changed since the attempt are kept in the end."""
+        groups = self.inner.param_groups
+        changed = [
+            {key: value for key, value in group.items() if not _is_same(value, after.get(key))}
+            for group, after in zip(groups, self._options_after, strict=False)
+        ]
+        for parameter, value in self._values.items():
+            parameter.copy_(value)
+        self.inner.state.clear()
+        self.inner.state.update(self._state)
+        for group, options in zip(groups, self._options, strict=False):
+            parameters = group["params"]
+            group.clear()
+            group.update({"params": parameters, **options})
+        yield
+        for group, values in zip(groups, changed, strict=False):
+            group.update(values)
+
+
+def _options(inner: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Copy what is set for each group."""
+    return [
+        {key: deepcopy(value) for key, value in group.items() if key != "params"}
+        for group in inner.param_groups
+    ]
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    if isinstance(value, Tensor) and isinstance(other, Tensor):
+        return torch.equal(value, other)
+    return bool(value == other)
+
+
+def _copy_of(state: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Copy tensors and values, however nested; parameters stand for themselves."""
+    parameters = {id(key): key for key in state if isinstance(key, Tensor)}
+    return {key: deepcopy(value, dict(parameters)) for key, value in state.items()}

@@ -1,0 +1,98 @@
+"""Which parameters does the optimizer step? The model's own, or float32 copies of them."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from zerobubble.errors import UsageError
+
+_LOW_PRECISION = (torch.bfloat16, torch.float16)
+
+
+class Weights:
+    """The parameters that an optimizer owns, each with the one that the model computes with.
+
+    With master weights, a parameter of bfloat16 or float16 gets a float32 copy: gradients are cast
+    to it, and its new value is rounded to the working parameter. All others own themselves.
+
+    Args:
+        inner: the optimizer; None where this rank holds nothing to train.
+        working: the working parameter of each master copy.
+    """
+
+    def __init__(
+        self,
+        inner: torch.optim.Optimizer | None,
+        working: Mapping[nn.Parameter, nn.Parameter] | None = None,
+    ) -> None:
+        self.inner = inner
+        self.masters = dict(working or {})
+
+    @property
+    def owned(self) -> list[nn.Parameter]:
+        """The parameters of all groups, in their order."""
+        groups = [] if self.inner is None else self.inner.param_groups
+        return [parameter for group in groups for parameter in group["params"]]
+
+    def working(self, owned: nn.Parameter) -> nn.Parameter:
+        """Find the parameter that the model computes with."""
+        return self.masters.get(owned, owned)
+
+    def collect_gradients(self) -> list[nn.Parameter]:
+        """Cast gradients to where they are owned; list the parameters that have one."""
+        for master, working in self.masters.items():
+            if working.grad is not None:
+                master.grad = working.grad.to(master.dtype)
+                working.grad = None
+        return [parameter for parameter in self.owned if parameter.grad is not None]
+
+    def drop_gradients(self) -> None:
+        """Set all gradients to None."""
+        for parameter in self.owned:
+            parameter.grad = self.working(parameter).grad = None
+
+    def round(self, owned: Iterable[nn.Parameter]) -> None:
+        """Give working parameters the value of their masters."""
+        for parameter in owned:
+            if parameter in self.masters:
+                self.masters[parameter].copy_(parameter)
+
+
+def build_weights(
+    optimizer: torch.optim.Optimizer | Callable[..., torch.optim.Optimizer],
+    parameters: Mapping[str, nn.Parameter],
+    options: Mapping[str, Any],
+    master_weights: bool,
+) -> Weights:
+    """Take an optimizer as it is, or build one for this rank's trainable parameters.
+
+    Raises:
+        UsageError: options are given beside a finished optimizer, or master weights beside one
+            that has stepped.
+    """
+    if isinstance(optimizer, torch.optim.Optimizer):
+        if options:
+            raise UsageError(f"options {sorted(options)} need an optimizer class, not an instance")
+        return Weights(optimizer, _give_masters(optimizer) if master_weights else None)
+    trainable = [p for p in dict.fromkeys(parameters.values()) if p.requires_grad]
+    if not trainable:
+        return Weights(None)
+    masters = _masters(trainable) if master_weights else {}
+    inner = optimizer([masters.get(p, p) for p in trainable], **options)
+    return Weights(inner, {master: working for working, master in masters.items()})
+
+
+def _masters(parameters: Iterable[nn.Parameter]) -> dict[nn.Parameter, nn.Parameter]:
+    return {p: nn.Parameter(p.detach().float()) for p in parameters if p.dtype in _LOW_PRECISION}
+
+
+def _give_masters(inner: torch.optim.Optimizer) -> dict[nn.Parameter, nn.Parameter]:
+    """Replace the parameters of an optimizer by masters; return the working one of each."""
+    if inner.state:
+        raise UsageError("master_weights need an optimizer that has not stepped: make it anew")
+    masters = _masters(p for group in inner.param_groups for p in group["params"])
+    for group in inner.param_groups:
+        group["params"] = [masters.get(p, p) for p in group["params"]]
+    return {master: working for working, master in masters.items()}

@@ -1,0 +1,95 @@
+"""The command bench with real processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+KEYS = {"schedule", "validate", "span", "makespan", "measured", "ratio", "host_us_per_op"}
+QUICK = ("bench", "runtime", "-m", 3, "--costs", "1,1,1,0.5", "--steps", 2)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_json_has_a_row_for_each_schedule_and_way(zerobubble, monkeypatch, ranks):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    found = zerobubble(*QUICK, "-p", ranks, "--schedules", "1f1b,zb-auto:v=1,memory=2", "--json")
+    rows = json.loads(found.out)["rows"]
+    assert all(set(row) == KEYS for row in rows)
+    names = [(row["schedule"], row["validate"]) for row in rows]
+    assert names == [
+        ("1f1b", "post"),
+        ("1f1b", "sync"),
+        ("zb-auto:v=1,memory=2", "post"),
+        ("zb-auto:v=1,memory=2", "sync"),
+    ]
+    for row in rows:
+        expected = row["span"] if row["validate"] == "post" else row["makespan"]
+        assert row["ratio"] == row["measured"] / expected
+        assert row["span"] >= 9
+
+
+def test_text_has_a_line_for_each_schedule_within_the_memory(zerobubble):
+    found = zerobubble(*QUICK, "-p", 1, "--schedules", "search", "--memory", 1, "--validate=sync")
+    head, line = found.out.splitlines()
+    assert head.split() == [
+        "schedule", "validate", "span", "makespan", "measured", "ratio", "host", "us/op",
+    ]  # fmt: skip
+    assert line.split()[:4] == ["search", "sync", "9.0", "9.0"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "part"),
+    [
+        (["runtim"], "there is no benchmark 'runtim': write zerobubble bench runtime"),
+        (["runtime", "-p", "2"], "bench runtime needs ranks and microbatches: -m is missing"),
+        (["runtime", "-p", "2", "-m", "2", "--steps", "0"], "--steps 0: write a number of 1"),
+        (["runtime", "-p", "2", "-m", "2", "--validate", "no"], "invalid choice 'no'"),
+        (["runtime", "-p", "2", "-m", "2", "--schedules", "zb"], "unknown schedule 'zb'"),
+        (["runtime", "-p", "2", "-m", "2", "--schedules", "1f1b,"], "unknown schedule ''"),
+        (["runtime", "-p", "2", "-m", "2", "--costs", "1,2"], "--costs '1,2': write F,B,W,comm"),
+        (["runtime", "-p", "2", "-m", "2", "--memory", "0"], "--memory '0': write a number"),
+    ],
+)
+def test_bad_input_is_one_line(refused, flags, part):
+    assert part in refused("bench", *flags)
+
+
+def test_a_schedule_that_needs_more_memory_than_allowed_is_refused(refused):
+    line = refused(*QUICK, "-p", 2, "--schedules", "1f1b", "--memory", 1, status=1)
+    assert "memory" in line
+
+
+def test_a_killed_rank_is_named():
+    flags = ["bench", "runtime", "-p", "2", "-m", "4", "--costs", "50,50,50,1", "--steps", "1000"]
+    command = subprocess.Popen(
+        [sys.executable, "-m", "zerobubble", *flags, "--schedules", "1f1b"],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        os.kill(_ranks_of(command.pid)[1], signal.SIGKILL)
+        _, errors = command.communicate(timeout=60)
+    finally:
+        command.kill()
+    assert command.returncode == 1
+    assert errors == "zerobubble bench: rank 1 was ended by SIGKILL\n"
+
+
+def _ranks_of(parent):
+    """Wait until both ranks run; give their processes, which are started in the order of ranks."""
+    for _ in range(75):
+        children = subprocess.run(
+            ["ps", "-ww", "-o", "pid=", "-o", "args=", "--ppid", str(parent)], stdout=-1
+        )
+        lines = [line.split() for line in children.stdout.decode().splitlines()]
+        found = sorted(int(pid) for pid, *words in lines if "spawn_main(" in " ".join(words))
+        if len(found) == 2:
+            return found
+        time.sleep(0.2)
+    raise AssertionError(f"the ranks did not start: {lines}")

@@ -1,0 +1,74 @@
+"""Do emulated ranks that send each other their times agree with the simulation?"""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from tests.dist.harness import launch, values
+from tests.runtime.test_emulate import StandingHost
+from tests.strategies import random_schedule
+from zerobubble import Costs, Pipeline, build, simulate
+from zerobubble.ir import Placement
+from zerobubble.runtime.emulate import Device, emulated_batch, emulated_loss, emulated_stages
+from zerobubble.runtime.emulated_run import measure
+
+PLACEMENTS = {1: [(0, 0)], 2: [(0, 1), (0, 1, 0), (1, 0, 0, 1)], 3: [(0, 1, 2), (2, 0, 1, 1)]}
+NAMED = ("1f1b", "zb-h1", "zb-h2", "zb-v", "v-half", "interleaved:v=2", "dualpipe-v")
+
+
+def cases(num_ranks):
+    """List named and random schedules, with fewer microbatches than ranks too."""
+    schedules = [build(name, num_ranks, 2 * num_ranks) for name in NAMED]
+    schedules += [build("zb-h1", num_ranks, m) for m in (1, 2)]
+    for seed, stages in enumerate(PLACEMENTS[num_ranks] * 3):
+        chosen = random.Random(seed)
+        schedules.append(random_schedule(chosen, Placement(stages), 1 + seed % 4))
+    return [(schedule, some_costs(schedule.num_stages, i)) for i, schedule in enumerate(schedules)]
+
+
+def some_costs(num_stages, seed):
+    """Draw times and links in halves, some of them zero."""
+    table = np.random.default_rng(seed).integers(0, 5, (4, num_stages)) / 2
+    return Costs(*table, np.ones(num_stages), np.ones(num_stages))
+
+
+def device_times(rank, of_cases):
+    found = []
+    for schedule, costs in of_cases:
+        device = Device(StandingHost())
+        pipe = Pipeline(emulated_stages(schedule, costs, device), schedule, emulated_loss)
+        batch = emulated_batch(schedule.num_microbatches)
+        pipe.step(batch, batch)
+        found.append(device.ops)
+    return found
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_times_on_the_device_clock_are_the_simulated_ones(num_ranks):
+    of_cases = cases(num_ranks)
+    of_ranks = values(launch(device_times, num_ranks, of_cases))
+    for number, (schedule, costs) in enumerate(of_cases):
+        expected = simulate(schedule, costs)
+        for rank, found in enumerate(of_ranks):
+            times = np.column_stack((expected.start[rank], expected.end[rank]))
+            np.testing.assert_array_equal(found[number], times, err_msg=f"{schedule} rank {rank}")
+
+
+def measured(rank, schedule, costs):
+    torch.set_num_threads(1)
+    return [measure(schedule, costs, validate, 2) for validate in ("post", "sync")]
+
+
+def test_rank_0_gets_a_measurement_that_is_no_shorter_than_the_work():
+    schedule = build("zb-h1", 2, 4)
+    costs = Costs.uniform(2, f=2, b=2, w=2, transfer=0.5)
+    rows, nothing = values(launch(measured, 2, schedule, costs))
+    assert nothing == [None, None]
+    for row, validate in zip(rows, ("post", "sync"), strict=True):
+        assert (row.schedule, row.validate) == ("zb-h1", validate)
+        assert (row.span, row.makespan) == (28, 28)
+        assert row.measured > 12
+        assert row.host_us_per_op > 0
+        assert row.ratio == row.measured / 28
