@@ -2,12 +2,14 @@
 
 import json
 
+import pytest
+
 from zerobubble.formats.json import load
 
 KEYS = {
     "schedule", "ranks", "microbatches", "placement", "span", "makespan", "bubble",
     "bubble_makespan", "peak_memory", "peak_memory_per_rank", "bound_span", "bound_makespan",
-    "gap", "binding", "seconds",
+    "gap", "binding", "seconds", "objective",
 }  # fmt: skip
 
 
@@ -43,3 +45,18 @@ def test_a_limit_that_no_schedule_meets_names_the_smallest_that_one_does(refused
 def test_an_unknown_placement_names_the_known_forms(refused):
     line = refused("search", "-p", 2, "-m", 4, "--placement", "ring")
     assert "use linear, v, looped:2, wave:4" in line
+
+
+def test_a_file_that_cannot_be_written_is_told_before_the_search(refused, tmp_path, monkeypatch):
+    monkeypatch.setattr("zerobubble.cli.search.search", lambda *_: pytest.fail("searched"))
+    line = refused("search", "-p", 2, "-m", 4, "--out", tmp_path)
+    assert line == f"zerobubble search: cannot write {tmp_path}: Is a directory"
+
+
+def test_a_search_that_fails_leaves_the_file_as_it_was(refused, tmp_path):
+    kept, new = tmp_path / "kept.json", tmp_path / "new.json"
+    kept.write_text("mine")
+    for path in (kept, new):
+        refused("search", "-p", 2, "-m", 4, "--memory", 0.5, "--out", path)
+    assert kept.read_text() == "mine"
+    assert not new.exists()

@@ -1,5 +1,7 @@
 """Does a climb walk as it should, and do changes give rules that can be used?"""
 
+from threading import Event
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,6 +10,7 @@ from tests.search.test_listing import problems
 from zerobubble.costs import Costs
 from zerobubble.ir import wave
 from zerobubble.search.climb import Mutation, climb
+from zerobubble.search.finds import Finds, _Climb
 from zerobubble.search.listing import list_ops
 from zerobubble.search.problem import Problem
 from zerobubble.search.shape import Reshaping, Shape
@@ -63,3 +66,19 @@ def test_the_shape_of_a_template_leads_to_the_same_order():
         np.testing.assert_array_equal(
             list_ops(problem, preferences).codes, list_ops(problem, again).codes
         )
+
+
+def test_climbs_side_by_side_find_what_each_finds_alone():
+    problem = Problem(Costs.of_ranks(wave(4, 2), 1.0, 1.2, 0.7, 0.1, 0.4), wave(4, 2), 8, 3.0)
+    templates = list(seeds(2))[:3]
+    together, change = Finds(problem), Mutation(templates, 2)
+    found = together.climb(templates, change, 3 * 40_000)
+    alone = [_Climb(problem, together.certificate, None, seed, False) for seed in range(3)]
+    of_each = [
+        each.run(template, change, 40_000, Event())
+        for each, template in zip(alone, templates, strict=True)
+    ]
+    assert [one.value for one in found] == [last.value for [last] in of_each]
+    assert together.value == min(each.value for each in alone)
+    assert together.num_tried == sum(each.num_tried for each in alone)
+    assert [one.value for one in together.tries] == [t.value for e in alone for t in e.tries]

@@ -28,6 +28,7 @@ from zerobubble.cli._resolve import (
     require_counts,
 )
 from zerobubble.formats.json import save
+from zerobubble.formats.reading import require_writable
 from zerobubble.search import SearchResult, lower_bound, search
 from zerobubble.search.placements import PLACEMENTS, CostsOrFunction
 
@@ -57,6 +58,8 @@ def run(argv: Sequence[str]) -> int:
     asked = parse(Search, argv, command="search")
     ranks, microbatches = require_counts("search", asked.ranks, asked.microbatches)
     limits = read_memory(asked.memory, ranks) or np.inf
+    if asked.out is not None:
+        require_writable(asked.out)
     if asked.placement:
         costs: CostsOrFunction = partial(read_costs, asked.costs)
     else:
@@ -94,6 +97,7 @@ def _row(found: SearchResult, limits: Any) -> dict[str, Any]:
     timeline = found.timeline
     problem = (timeline.costs, timeline.schedule.placement, timeline.schedule.num_microbatches)
     return row(timeline) | {
+        "objective": found.objective,
         "bound_span": lower_bound(*problem, limits, "span").value,
         "bound_makespan": lower_bound(*problem, limits, "makespan").value,
         "gap": found.gap,

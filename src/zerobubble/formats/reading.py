@@ -1,6 +1,8 @@
 """How is a file read so that whatever is wrong with it is told in one line?"""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from reprlib import Repr
 from typing import Any
@@ -26,8 +28,28 @@ def write_text(path: str | Path, text: str) -> None:
     Raises:
         UsageError: the file cannot be written.
     """
-    try:
+    with _writing(path):
         Path(path).write_text(text, encoding="utf-8")
+
+
+def require_writable(path: str | Path) -> None:
+    """Make sure that a file can be written, before long work whose result goes there.
+
+    Raises:
+        UsageError: it cannot be.
+    """
+    with _writing(path):
+        is_new = not Path(path).exists()
+        with Path(path).open("a", encoding="utf-8"):
+            pass
+        if is_new:
+            Path(path).unlink()
+
+
+@contextmanager
+def _writing(path: str | Path) -> Iterator[None]:
+    try:
+        yield
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot write {path}: {_reason(error)}") from None
 

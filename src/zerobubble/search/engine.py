@@ -20,12 +20,13 @@ from zerobubble.ir import Placement, Schedule
 from zerobubble.search.arrangement import Arrangement, arrange_within_limits, split_codes
 from zerobubble.search.bounds import Bound
 from zerobubble.search.effort import Effort, effort_named
+from zerobubble.search.finds import PROVED
 from zerobubble.search.known import known_schedules
 from zerobubble.search.limits import smallest_memory
 from zerobubble.search.portfolio import Rule
 from zerobubble.search.problem import Objective, Problem
 from zerobubble.search.scaling import ladder
-from zerobubble.search.size import PROVED, Size
+from zerobubble.search.size import Size
 from zerobubble.search.splice import splice
 from zerobubble.search.starting import start_rules
 from zerobubble.search.template import Template

@@ -8,7 +8,6 @@ worse, and what it reversed is tabu for a while, so that the search leaves where
 """
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 from typing import NamedTuple
 
@@ -30,6 +29,7 @@ from zerobubble.search.paths import (
     paths_of,
     rest,
 )
+from zerobubble.search.threads import side_by_side
 
 _CLOSE = 1e-9
 _NEVER = 1e300
@@ -71,12 +71,7 @@ class Walk(NamedTuple):
 
 def tabu_searched(starts: Sequence[Arrangement], num_moves: int, bound: float) -> list[Arrangement]:
     """Improve each order by so many moves, on a thread of its own; stop at the bound."""
-    cancelled = Event()
-    with ThreadPoolExecutor(len(starts)) as pool:
-        try:
-            return list(pool.map(lambda each: _improved(each, num_moves, bound, cancelled), starts))
-        finally:
-            cancelled.set()
+    return side_by_side(lambda each, stop: _improved(each, num_moves, bound, stop), starts)
 
 
 def _improved(
