@@ -98,7 +98,8 @@ def test_two_ranks_train_and_leave_a_whole_run_folder(text: Path) -> None:
         "stage 1: 100% of parameter-gradient FLOPs in W; norms in B\n",
         "forecast bubble",
         "loss: first",
-        "bubble of a step: forecast",
+        "bubble of the span: forecast",
+        "optimizer: 6 steps, ",
         "rank 1 ",
     ):
         assert expected in output

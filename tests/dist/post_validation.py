@@ -169,7 +169,14 @@ def train(rank, case, validate):
     random.seed(rank)
     num_layers = case.schedule.num_stages + 1
     layers = models.built(case.layers(num_layers))
-    pipe = Pipeline(layers, case.schedule, nn.functional.mse_loss, timeout=30, **case.options)
+    pipe = Pipeline(
+        layers,
+        case.schedule,
+        nn.functional.mse_loss,
+        timeout=30,
+        num_recorded_steps=200,
+        **case.options,
+    )
     if "freezes" in case.does and rank == 1:
         for _, p in pipe.named_parameters():
             p.requires_grad_(False)
@@ -177,6 +184,8 @@ def train(rank, case, validate):
     learner = Learner(case, rank, pipe, opt)
     losses = [learner.step(step) for step in range(case.num_steps)]
     state = opt.state_dict()
+    recorded = {len(start) for start, _ in pipe._recorder.steps_ms()}
+    assert recorded == {len(case.schedule.orders[rank])}, "marks of abandoned ops are dropped"
     return losses, learned(pipe, state), state["counters"] | {"grad_norm": opt.grad_norm}
 
 

@@ -132,7 +132,7 @@ def test_a_rank_that_ends_between_step_and_optimizer_stops_the_others():
         error, message = outcomes[rank].error
         assert error == "PipelineError", outcomes[rank].traceback
         assert message.startswith(f"rank {rank}, optimizer step 1: stopped, because of rank ")
-        assert "lost another rank, optimizer step 1: " in message
+        assert "lost rank 1, optimizer step 1: " in message
 
 
 def end_while_a_guess_is_pending(rank, num_ranks):

@@ -1,4 +1,4 @@
-"""Does a step that was tried and then settled equal one that was taken once, and what does it keep?"""
+"""Does a step that was tried and then settled equal one taken once, and what does it keep?"""
 
 import copy
 
@@ -13,7 +13,11 @@ from zerobubble.runtime.attempt import attempt, has_step_hooks
 from zerobubble.runtime.master_weights import Weights, build_weights
 
 SHAPES = [(5, 3), (3,), (2, 2, 2), (7,)]
-STANDS, CLIPPED, SKIPPED = Verdict(1.0, 1.0, 1), Verdict(9.0, 0.25, 1), Verdict(float("inf"), 1.0, 1)
+STANDS, CLIPPED, SKIPPED = (
+    Verdict(1.0, 1.0, 1),
+    Verdict(9.0, 0.25, 1),
+    Verdict(float("inf"), 1.0, 1),
+)
 VERDICTS = [STANDS, CLIPPED, STANDS, SKIPPED, SKIPPED, CLIPPED, STANDS]
 KERNELS = {"for-loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
 LIGHT = {

@@ -199,7 +199,7 @@ def test_a_loss_scaler_serves_one_optimizer():
     pipe.optimizer(torch.optim.SGD, lr=0.1, loss_scaler=LossScaler())
     with pytest.raises(UsageError, match="a loss scaler serves only one optimizer"):
         pipe.optimizer(torch.optim.SGD, lr=0.1)
-    with pytest.raises(UsageError, match="must be a LossScaler or a torch.amp.GradScaler, not int"):
+    with pytest.raises(UsageError, match=r"must be a LossScaler or a torch\.amp\.GradS"):
         pipeline().optimizer(torch.optim.SGD, lr=0.1, loss_scaler=8)
 
 

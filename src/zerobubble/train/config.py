@@ -18,6 +18,7 @@ from zerobubble.train.rules import nearest_multiples, require, require_one_of
 VOCABULARY = 256
 Device = Literal["cpu", "cuda"]
 Precision = Literal["fp32", "bf16"]
+Validate = Literal["post", "sync"]
 
 
 @dataclass(frozen=True)
@@ -121,8 +122,11 @@ class OptimizerConfig:
     """Decoupled weight decay."""
     max_grad_norm: float = 1.0
     """Clip the global gradient norm to this; 0 leaves gradients as they are."""
+    validate: Validate = "post"
+    """Step before the norm over all ranks is known (post) or after (sync), with the same bits."""
 
     def __post_init__(self) -> None:
+        require_one_of("validate", self.validate, get_args(Validate))
         require(self, "above 0", "lr")
         require(self, "at least 0", "warmup_steps", "weight_decay", "max_grad_norm")
         require(self, "from 0 to 1", "min_lr_share")

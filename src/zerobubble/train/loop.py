@@ -65,7 +65,8 @@ def build_optimizer(config: TrainConfig, pipe: Pipeline) -> PipelineOptimizer:
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
     adamw = torch.optim.AdamW(groups, lr=settings.lr, betas=(settings.beta1, settings.beta2))
-    return pipe.optimizer(adamw, max_grad_norm=settings.max_grad_norm or None)
+    limit = settings.max_grad_norm or None
+    return pipe.optimizer(adamw, max_grad_norm=limit, validate=settings.validate)
 
 
 def threads_per_rank(wanted: int, local_ranks: int) -> int:
@@ -85,7 +86,11 @@ def _run(
     report: Report | None = None,
     folder: RunFolder | None = None,
 ) -> None:
-    """Run all steps; every rank makes the same calls, only one reports."""
+    """Run all steps; every rank makes the same calls, only one reports.
+
+    The metrics of a step are written when its outcome is known, without waiting for it.
+    """
+    unwritten: dict[str, float] = {}
     evaluated = _evaluate(config, data, pipe)
     if report:
         report.evaluated(0, evaluated)
@@ -95,28 +100,36 @@ def _run(
         for group in optimizer.param_groups:
             group["lr"] = rate
         step_loss = float(pipe.step(*data.batch(step)))
+        _write(unwritten, optimizer, folder)
         optimizer.step()
         seconds = time.perf_counter() - begin
-        metrics = {
+        unwritten = {
             "step": step + 1,
             "loss": step_loss,
             "learning_rate": rate,
-            "grad_norm": optimizer.grad_norm,
-            "skipped": optimizer.num_skipped,
             "seconds": seconds,
         }
         if report:
             report.step(step + 1, step_loss, seconds)
         if (step + 1) % config.report.eval_every == 0 or step + 1 == config.run.steps:
-            metrics["eval_loss"] = _evaluate(config, data, pipe)
+            unwritten["eval_loss"] = _evaluate(config, data, pipe)
             if report:
-                report.evaluated(step + 1, metrics["eval_loss"])
-        if folder:
-            folder.add_metrics(metrics)
+                report.evaluated(step + 1, unwritten["eval_loss"])
+    optimizer.synchronize()
+    _write(unwritten, optimizer, folder)
     timelines = pipe.timelines()
     if report and folder:
         folder.write_timelines(timelines)
         report.end(optimizer, timelines)
+
+
+def _write(
+    metrics: dict[str, float], optimizer: PipelineOptimizer, folder: RunFolder | None
+) -> None:
+    """Add what became of the last step to its metrics, and write them."""
+    if folder and metrics:
+        outcome = {"grad_norm": optimizer.grad_norm, "skipped": optimizer.num_skipped}
+        folder.add_metrics(metrics | outcome)
 
 
 def _evaluate(config: TrainConfig, data: TextData, pipe: Pipeline) -> float:

@@ -66,8 +66,8 @@ class Report:
         for line in split_lines(self.config.model, schedule, self.pipe.layers_of_stage):
             print(line)
         print(
-            f"forecast bubble {self.forecast.bubble_makespan:.1%} of a step, from the FLOPs of "
-            f"each stage\nwriting to {folder}",
+            f"forecast bubble {self._bubble(self.forecast):.1%} of {self._bubble_of}, from the "
+            f"FLOPs of each stage\nwriting to {folder}",
             flush=True,
         )
         if self._progress.console.is_terminal:
@@ -92,6 +92,18 @@ class Report:
         self._progress.console.print(f"evaluation after step {number}: loss {loss:.3f}")
 
     @property
+    def _is_without_barrier(self) -> bool:
+        return self.config.optimizer.validate == "post"
+
+    @property
+    def _bubble_of(self) -> str:
+        """Name the time of a step that the optimizer leaves: of one rank, or until all are done."""
+        return "the span" if self._is_without_barrier else "the makespan"
+
+    def _bubble(self, timeline: Timeline) -> float:
+        return timeline.bubble if self._is_without_barrier else timeline.bubble_makespan
+
+    @property
     def tokens_per_s(self) -> float:
         """Bytes of text that a step trains on in a second."""
         return self.config.data.batch_size * self.config.model.sequence / self.step_time_s
@@ -108,16 +120,17 @@ class Report:
         print(
             f"loss: first {self.losses[0]:.3f}, last {self.losses[-1]:.3f}, evaluation "
             f"{self.evaluations[0]:.3f} -> {self.evaluations[-1]:.3f} nats per byte\n"
-            f"optimizer: {optimizer.num_steps} steps, {optimizer.num_clipped} clipped, "
-            f"{optimizer.num_skipped} skipped\n"
+            f"optimizer: {optimizer.num_steps} steps, {optimizer.num_validated} validated, "
+            f"{optimizer.num_clipped} clipped, {optimizer.num_skipped} skipped, "
+            f"{optimizer.num_replayed} replayed\n"
             f"step time {self.step_time_s * 1e3:.1f} ms, {self.tokens_per_s:,.0f} tokens/s"
         )
         if timelines:
             again = simulate(self.pipe.schedule, measured_costs(list(timelines)))
             print(
-                f"bubble of a step: forecast {self.forecast.bubble_makespan:.1%}, measured "
-                f"{median(t.bubble_makespan for t in timelines):.1%} (simulated with the measured "
-                f"times of the ops {again.bubble_makespan:.1%})\n"
+                f"bubble of {self._bubble_of}: forecast {self._bubble(self.forecast):.1%}, "
+                f"measured {median(map(self._bubble, timelines)):.1%} (simulated with the measured "
+                f"times of the ops {self._bubble(again):.1%})\n"
                 f"measured timeline of the last step, {timelines[-1].makespan:.1f} ms:"
             )
             console = self._progress.console
