@@ -29,7 +29,7 @@ NUM_SEQUENCES = 2
 NUM_STEPS = 4
 NUM_ROUNDS = 8
 MAX_GRAD_NORM = 1e6
-CONFIG = ModelConfig(layers=6, dim=384, heads=6, sequence=128)
+CONFIG = ModelConfig(layers=6, dim=256, heads=4, sequence=128)
 BASE = "torch 1F1B"
 
 
