@@ -113,9 +113,9 @@ def one_mistake(rank, mistake):
         layers[1] = Named()
     elif mistake == "changing-output":
         layers[1:3] = [Counting(), First()]
-    elif mistake == "indivisible":
-        x, y = x[:7], y[:7]
-    elif mistake == "indivisible-y":
+    elif mistake == "too-few":
+        x, y = x[:1], y[:1]
+    elif mistake == "other-y":
         y = y[:7]
     elif mistake == "other-schedule" and rank == 1:
         two_ranks(layers, build("zb-h1", 2, 2)).step(x, y)
@@ -135,8 +135,8 @@ def one_mistake(rank, mistake):
 FIRST_TO_SEE = {
     "not-a-module": (1, "UsageError", "layer 3 must be a module or a callable without arguments"),
     "unknown-tied": (1, "UsageError", "tied parameter '3.out.wait' does not exist; layer 3 has ["),
-    "indivisible": (0, "UsageError", "the batch x of shape [7, 5] cannot be split into 2 micro"),
-    "indivisible-y": (1, "UsageError", "the target y of shape [7, 5] cannot be split into 2 micro"),
+    "too-few": (0, "UsageError", "a batch with 1 samples cannot be split into 2 microbatches"),
+    "other-y": (1, "UsageError", "the target y has a tensor of shape [7, 5], but the batch has 8 sam"),
     "other-schedule": (1, "UsageError", "ranks 0 and 1 do not run the same: all ranks must be"),
     "other-call": (1, "UsageError", "ranks 0 and 1 do not run the same: all ranks must be given"),
     "no-x": (0, "UsageError", "rank 0 holds stage 0 and needs x"),

@@ -116,6 +116,29 @@ class TiedParameters:
         return values
 
 
+def refuse_shared(
+    layers: Sequence[object], layers_of_stage: Sequence[Iterable[int]], placement: Placement
+) -> None:
+    """Refuse a Parameter object that layers on different ranks share.
+
+    Raises:
+        UsageError: there is one; the message names its copies as ``tied`` wants them.
+    """
+    owners: dict[nn.Parameter, tuple[int, str, int]] = {}
+    for stage, numbers in enumerate(layers_of_stage):
+        rank = placement.stage_to_rank[stage]
+        for number in numbers:
+            layer = layers[number]
+            for name, parameter in layer.named_parameters() if isinstance(layer, nn.Module) else ():
+                other, other_name, other_rank = owners.setdefault(parameter, (number, name, rank))
+                if other_rank != rank:
+                    names = f"('{other}.{other_name}', '{number}.{name}')"
+                    raise UsageError(
+                        f"layers {other} and {number} share a parameter but are on ranks "
+                        f"{other_rank} and {rank}: give each its own and pass tied=[{names}]"
+                    )
+
+
 def _form(parameter: nn.Parameter) -> int:
     return crc32(f"{list(parameter.shape)} {parameter.dtype}".encode())
 

@@ -169,6 +169,14 @@ class Transport:
         dist.gather_object(value, values, dst=0, group=self._control)
         return values
 
+    def share_object(self, value: Any) -> list[Any]:
+        """Give every rank one value of each."""
+        if self.num_ranks == 1:
+            return [value]
+        values: list[Any] = [None] * self.num_ranks
+        dist.all_gather_object(values, value, group=self._control)
+        return values
+
     def connect_all(self) -> dist.ProcessGroup:
         """Make an NCCL group of all ranks, used once, so that its next use waits for nobody."""
         group: dist.ProcessGroup = dist.new_group(backend="nccl", timeout=self._limit)
