@@ -338,14 +338,14 @@ class Pipeline:
         for stage, what, value in ((0, "x", x), (last, "y", y)):
             if stage in self.stages and value is None:
                 raise UsageError(f"rank {self.rank} holds stage {stage} and needs {what}")
-        subject = None
+        taken, subject = self._taken(keywords), None
         if 0 in self.stages:
             subject = Subject(signature(x), count_samples(x))
             share_samples(subject.num_samples, count)
         subject = self._announcements.pass_on(subject, purpose, self.num_steps)
         sizes = share_samples(subject.num_samples, count)
         self._messages.begin(self._layouts[purpose, subject.signature], sizes)
-        return take_batch(x, y, self._taken(keywords), sizes, self.device)
+        return take_batch(x, y, taken, sizes, self.device)
 
     def _taken(self, keywords: Mapping[str, Any]) -> dict[str, Any]:
         """Select the keywords that this rank's layers take."""
