@@ -26,6 +26,7 @@ from zerobubble.runtime.loss import LossReport
 from zerobubble.runtime.loss_scaler import LossScaler, find_loss_scaler
 from zerobubble.runtime.master_weights import build_weights
 from zerobubble.runtime.messages import Layouts, Messages
+from zerobubble.runtime.model_state import load_model_state, model_state
 from zerobubble.runtime.optimizer import PipelineOptimizer
 from zerobubble.runtime.partition import Layer, build_stage, split_layers, takes
 from zerobubble.runtime.randomness import Randomness
@@ -33,6 +34,7 @@ from zerobubble.runtime.stage import LossFunction, Stage
 from zerobubble.runtime.tied import TiedParameters, refuse_shared
 from zerobubble.runtime.trace import Recorder, gather_timelines
 from zerobubble.runtime.transport import Transport
+from zerobubble.runtime.watch import watch
 from zerobubble.simulate import Timeline
 from zerobubble.verify import verify
 
@@ -52,7 +54,8 @@ class Pipeline:
         device: where this rank computes: ``cpu``, ``cuda`` or ``cuda:1``.
         seed: of the initial values of layers given as callables, and of what forwards draw.
         autocast: dtype of mixed precision, such as ``torch.bfloat16``; None for none.
-        timeout: after how many seconds of silence another rank counts as lost.
+        timeout: how many seconds a rank waits for another before all end; the error names who has
+            been at work for the longest.
         num_recorded_steps: of how many last steps ``timelines`` tells.
 
     Raises:
@@ -260,6 +263,32 @@ class Pipeline:
             for module, mode in zip(modules, modes, strict=True):
                 module.training = mode
 
+    def state_dict(self) -> dict[str, Any]:
+        """Give this rank's parameters and buffers; all ranks must call this together.
+
+        Names are those of an ``nn.Sequential`` of all layers, which loads the merged states of all
+        ranks. As in torch, the tensors are the model's own.
+        """
+        for optimizer in self._optimizers:
+            optimizer.synchronize()
+        return model_state(stage.module for stage in self.stages.values())
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load this rank's part out of a state of it or of the whole model; all ranks together.
+
+        Raises:
+            UsageError: a name is missing, unexpected, or has another shape.
+        """
+        for optimizer in self._optimizers:
+            optimizer.synchronize()
+        with naming_the_cause(self.rank, "loading of a state"):
+            modules = [stage.module for stage in self.stages.values()]
+            load_model_state(modules, state, sum(map(len, self.layers_of_stage)))
+            self._tied.copy_values()
+        for optimizer in self._optimizers:
+            optimizer.take_parameters()
+
     def timelines(self) -> list[Timeline]:
         """Gather the measured timelines of the last steps on rank 0; empty on other ranks.
 
@@ -291,6 +320,7 @@ class Pipeline:
             self._failure = error
             raise
         finally:
+            watch.begin("what comes between steps")
             self._messages.reset()
             self._beginning = None
             for stage in self.stages.values():
