@@ -224,8 +224,11 @@ class Learner:
     def spoil(self, step):
         rank, value = self.case.spoils.get(step, (None, None))
         if rank == self.rank:
-            gradients = [p.grad for _, p in self.pipe.named_parameters() if p.grad is not None]
-            gradients[-1].view(-1)[0] = value  # of a bias: neither sparse nor tied
+            named = self.pipe.named_parameters()
+            biases = [
+                p.grad for name, p in named if name.endswith("bias")
+            ]  # neither sparse nor tied
+            biases[-1][0] = value
 
     def first_value(self):
         return float(next(p for _, p in self.pipe.named_parameters()).view(-1)[0])
