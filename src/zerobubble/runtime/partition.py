@@ -66,8 +66,8 @@ class StageModule(nn.Module):
         return {name for taken in self._taken for name in taken}
 
     def model_parameters(self) -> dict[str, nn.Parameter]:
-        """Map the names that parameters have in the whole model, ``number.name``, to them."""
-        return dict(self.layers.named_parameters())
+        """Map all names that parameters have in the whole model, ``number.name``, to them."""
+        return dict(self.layers.named_parameters(remove_duplicate=False))
 
 
 def takes(keywords: Collection[str], name: str) -> bool:

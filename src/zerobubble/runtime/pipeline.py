@@ -121,7 +121,7 @@ class Pipeline:
             self._keywords = self._share_keywords()
         self._tied = TiedParameters(
             tied,
-            dict(self.named_parameters()),
+            self._all_names(),
             [s for s, numbers in enumerate(self.layers_of_stage) for _ in numbers],
             schedule.placement,
             self.rank,
@@ -169,9 +169,18 @@ class Pipeline:
         return self._transport
 
     def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
-        """Yield this rank's parameters under their names in the whole model, in its order."""
-        for stage in self.stages.values():
-            yield from stage.module.model_parameters().items()
+        """List this rank's parameters under their names in the whole model, in its order.
+
+        As in torch, one that several layers share has the name of the first one only.
+        """
+        first_names: dict[nn.Parameter, str] = {}
+        for name, parameter in self._all_names().items():
+            first_names.setdefault(parameter, name)
+        return [(name, parameter) for parameter, name in first_names.items()]
+
+    def _all_names(self) -> dict[str, nn.Parameter]:
+        modules = [stage.module for stage in self.stages.values()]
+        return {name: p for module in modules for name, p in module.model_parameters().items()}
 
     def optimizer(
         self,
