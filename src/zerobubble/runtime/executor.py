@@ -92,7 +92,8 @@ class Executor:
         instruction = None
         try:
             for instruction, call in calls:
-                watch.begin(instruction.op, is_in_step=True)
+                if instruction.action is Action.RUN:
+                    watch.begin(instruction.op, is_op=True)
                 call()
         except PipelineError:
             raise

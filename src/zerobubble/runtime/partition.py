@@ -54,10 +54,12 @@ class StageModule(nn.Module):
 
     def forward(self, value: Any, **keywords: Any) -> Any:
         """Feed a value through the layers, each with those keywords that its forward names."""
+        if not keywords:
+            for layer in self.layers.values():
+                value = layer(value)
+            return value
         for layer, taken in zip(self.layers.values(), self._taken, strict=True):
-            value = layer(
-                value, **{name: keywords[name] for name in keywords if takes(taken, name)}
-            )
+            value = layer(value, **{k: v for k, v in keywords.items() if takes(taken, k)})
         return value
 
     @property

@@ -38,6 +38,8 @@ from zerobubble.runtime.watch import watch
 from zerobubble.simulate import Timeline
 from zerobubble.verify import verify
 
+_BETWEEN = "what comes between steps"
+
 
 class Pipeline:
     """A model cut into stages over the ranks of a schedule; every rank makes the same calls.
@@ -141,6 +143,7 @@ class Pipeline:
         self._beginning: Beginning | None = None
         self.num_steps = 0
         self._losses: dict[int, Tensor] = {}
+        watch.begin(_BETWEEN)
 
     def _build_stage(
         self,
@@ -329,7 +332,7 @@ class Pipeline:
             self._failure = error
             raise
         finally:
-            watch.begin("what comes between steps")
+            watch.begin(_BETWEEN)
             self._messages.reset()
             self._beginning = None
             for stage in self.stages.values():

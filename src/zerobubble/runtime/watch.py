@@ -7,7 +7,6 @@ one line in the store that the processes share. A rank that waited in vain names
 
 import threading
 import time
-from typing import NamedTuple
 
 import torch.distributed as dist
 
@@ -16,15 +15,9 @@ _LOOK_EVERY_S = 0.5
 _LONG_S = 1.0
 
 
-class _Busy(NamedTuple):
-    """Something that a process does; in a step, or between the steps."""
-
-    work: object | None
-    since: float
-    is_in_step: bool = False
-
-
-_WAITING = _Busy(None, 0.0)
+# What a process does, since when, and whether that is an op. A bare tuple, made before every op.
+_Busy = tuple[object, float, bool]
+_WAITING: _Busy = (None, 0.0, False)
 
 
 class Watch:
@@ -40,9 +33,9 @@ class Watch:
             self._thread = threading.Thread(target=self._look, args=(rank,), daemon=True)
             self._thread.start()
 
-    def begin(self, work: object, is_in_step: bool = False) -> None:
+    def begin(self, work: object, is_op: bool = False) -> None:
         """Note the begin of some work."""
-        self._now = _Busy(work, time.monotonic(), is_in_step)
+        self._now = (work, time.monotonic(), is_op)
 
     def wait(self) -> _Busy:
         """Note that this process waits for another; return what it did before."""
@@ -51,19 +44,21 @@ class Watch:
 
     def resume(self, before: _Busy) -> None:
         """Note the end of a wait."""
-        if before.work is not None:
-            self.begin(before.work, before.is_in_step)
+        work, _, is_op = before
+        if work is not None:
+            self.begin(work, is_op)
 
     def _look(self, rank: int) -> None:
-        told = None
+        told: _Busy | None = None
         while dist.is_initialized():
             time.sleep(_LOOK_EVERY_S)
             now = self._now
-            is_long = now.work is not None and time.monotonic() - now.since > _LONG_S
+            work, since, is_op = now
+            is_long = work is not None and time.monotonic() - since > _LONG_S
             if now is told or not (is_long or told):
                 continue
             try:
-                _write(rank, now if is_long else _Busy("", 0.0))
+                _write(rank, work if is_long else "", since, is_op)
             except (RuntimeError, ValueError):  # the store or the group has gone: nobody asks
                 break
             told = now if is_long else None
@@ -73,10 +68,10 @@ class Watch:
 watch = Watch()
 
 
-def _write(rank: int, busy: _Busy) -> None:
-    began = time.time() - (time.monotonic() - busy.since)
+def _write(rank: int, work: object, since: float, is_op: bool) -> None:
+    began = time.time() - (time.monotonic() - since)
     store = dist.distributed_c10d._get_default_store()
-    store.set(f"{_KEY}{rank}", f"{int(busy.is_in_step)} {began} {busy.work}")
+    store.set(f"{_KEY}{rank}", f"{int(is_op)} {began} {work}")
 
 
 def longest_at_work() -> str | None:
@@ -85,9 +80,9 @@ def longest_at_work() -> str | None:
     store = dist.distributed_c10d._get_default_store()
     for rank in range(dist.get_world_size()):
         if store.check([f"{_KEY}{rank}"]):
-            is_in_step, began, work = store.get(f"{_KEY}{rank}").decode().split(" ", 2)
+            is_op, began, work = store.get(f"{_KEY}{rank}").decode().split(" ", 2)
             if work:
-                found.append((int(is_in_step), time.time() - float(began), rank, work))
+                found.append((int(is_op), time.time() - float(began), rank, work))
     if not found:
         return None
     _, seconds, rank, work = max(found)
