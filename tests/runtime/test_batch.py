@@ -78,7 +78,7 @@ def test_a_signature_tells_shapes_and_constants_but_not_the_number_of_samples():
 
 def test_a_copy_shares_nothing_with_the_batch_and_one_tensor_among_microbatches():
     x, mask = torch.arange(3.0), Whole(torch.ones(2))
-    batch = take_batch(x, None, {"mask": mask}, (2, 1), torch.device("cpu"))
+    batch = take_batch(x, None, {"mask": mask}, (2, 1), 0, torch.device("cpu"))
     copy = batch.copy()
     batch.inputs[0].zero_()
     mask.value.zero_()

@@ -31,12 +31,14 @@ class Batch:
 
     Attributes:
         sizes: how many samples each microbatch has.
+        signature: of the model's input.
         keywords: of the layers on this rank, for each microbatch.
         inputs: of the first stage; None on other ranks.
         targets: of the last stage; None on other ranks.
     """
 
     sizes: tuple[int, ...]
+    signature: int
     keywords: list[dict[str, Any]]
     inputs: list[Any] | None
     targets: list[Any] | None
@@ -60,11 +62,16 @@ class Batch:
             return copies[tensor]
 
         parts = (self.keywords, self.inputs, self.targets)
-        return Batch(self.sizes, *pytree.tree_map_only(Tensor, copy, parts))
+        return Batch(self.sizes, self.signature, *pytree.tree_map_only(Tensor, copy, parts))
 
 
 def take_batch(
-    x: Any, y: Any, keywords: Mapping[str, Any], sizes: tuple[int, ...], device: torch.device
+    x: Any,
+    y: Any,
+    keywords: Mapping[str, Any],
+    sizes: tuple[int, ...],
+    signature: int,
+    device: torch.device,
 ) -> Batch:
     """Bring a batch to the device in microbatches of some sizes; None is not read here.
 
@@ -78,6 +85,7 @@ def take_batch(
     parts = {name: split(value, f"keyword {name}") for name, value in keywords.items()}
     return Batch(
         sizes,
+        signature,
         [{name: part[i] for name, part in parts.items()} for i in range(len(sizes))],
         None if x is None else split(x, "the batch x"),
         None if y is None else split(y, "the target y"),

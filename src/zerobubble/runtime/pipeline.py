@@ -14,8 +14,7 @@ from zerobubble.errors import PipelineError, UsageError
 from zerobubble.ir import Kind, Schedule
 from zerobubble.lower import Action, Program, forward_only, lower
 from zerobubble.runtime.agreement import Agreement
-from zerobubble.runtime.announcement import Announcements, Subject
-from zerobubble.runtime.batch import Batch, count_samples, share_samples, signature, take_batch
+from zerobubble.runtime.announcement import Announcements
 from zerobubble.runtime.beginning import Beginning
 from zerobubble.runtime.device import autocast as build_autocast
 from zerobubble.runtime.device import find_device
@@ -28,7 +27,7 @@ from zerobubble.runtime.master_weights import build_weights
 from zerobubble.runtime.messages import Layouts, Messages
 from zerobubble.runtime.model_state import load_model_state, model_state
 from zerobubble.runtime.optimizer import PipelineOptimizer
-from zerobubble.runtime.partition import Layer, build_stage, split_layers, takes
+from zerobubble.runtime.partition import Layer, build_stage, split_layers
 from zerobubble.runtime.randomness import Randomness
 from zerobubble.runtime.stage import LossFunction, Stage
 from zerobubble.runtime.tied import TiedParameters, refuse_shared
@@ -108,19 +107,12 @@ class Pipeline:
         refuse_shared(layers, self.layers_of_stage, schedule.placement)
         self.ledger = Ledger()
         self._randomness = Randomness(seed, self.device)
-        build = partial(
-            Stage,
-            sums_losses=loss_reduction == "sum",
-            autocast=build_autocast(self.device, autocast),
-            ledger=self.ledger,
-            randomness=self._randomness,
-        )
         with naming_the_cause(self.rank, "building of the stages"):
-            self.stages = {
-                s: self._build_stage(build, s, layers, loss_fn, seed)
-                for s in schedule.placement.stages_of(self.rank)
-            }
-            self._keywords = self._share_keywords()
+            build = partial(self._build_stage, layers, seed, loss_fn, loss_reduction, autocast)
+            self.stages = {s: build(s) for s in schedule.placement.stages_of(self.rank)}
+            # Ranks in the order of their first stages: messages along it meet only who is ahead.
+            self._chain = chain = list(dict.fromkeys(schedule.placement.stage_to_rank))
+            self._announcements = Announcements(schedule, self.stages, chain, self._transport)
         self._tied = TiedParameters(
             tied,
             self._all_names(),
@@ -131,14 +123,11 @@ class Pipeline:
         self._tied.copy_values()
         self._recorder = Recorder(self.device, num_recorded_steps)
         self._messages = Messages(schedule, self.stages, self._transport, self.ledger)
-        # Ranks in the order of their first stages: messages along it meet only who is ahead.
-        self._chain = chain = list(dict.fromkeys(schedule.placement.stage_to_rank))
         self._loss = LossReport(self._transport, schedule.placement.stage_to_rank[-1])
         bind = partial(Executor, owner=self, stages=self.stages, messages=self._messages)
         self._training = bind(programs[self.rank], recorder=self._recorder)
         self._evaluation = bind(evaluations[self.rank])
         self._layouts: defaultdict[tuple[str, int], Layouts] = defaultdict(Layouts)
-        self._announcements = Announcements(schedule, chain, self._transport)
         self._optimizers: list[PipelineOptimizer] = []
         self._beginning: Beginning | None = None
         self.num_steps = 0
@@ -147,24 +136,24 @@ class Pipeline:
 
     def _build_stage(
         self,
-        build: Callable[..., Stage],
-        number: int,
         layers: Sequence[Layer],
-        loss_fn: LossFunction,
         seed: int,
+        loss_fn: LossFunction,
+        loss_reduction: str,
+        autocast: torch.dtype | None,
+        number: int,
     ) -> Stage:
         kinds, stages, _ = self.schedule.fields(self.schedule.orders[self.rank])
-        return build(
+        return Stage(
             number,
             build_stage(layers, self.layers_of_stage[number], seed, self.device),
             splits_backward=bool(((kinds == Kind.W) & (stages == number)).any()),
             loss_fn=loss_fn if number == self.schedule.num_stages - 1 else None,
+            sums_losses=loss_reduction == "sum",
+            autocast=build_autocast(self.device, autocast),
+            ledger=self.ledger,
+            randomness=self._randomness,
         )
-
-    def _share_keywords(self) -> set[str]:
-        """Learn which keywords the layers of all ranks take."""
-        mine = {name for stage in self.stages.values() for name in stage.module.keywords}
-        return set().union(*self._transport.share_object(mine))
 
     @property
     def transport(self) -> Transport:
@@ -316,7 +305,8 @@ class Pipeline:
             raise PipelineError(f"this pipeline has stopped: {self._failure}: build it anew")
         try:
             with naming_the_cause(self.rank, f"start of step {self.num_steps}"):
-                batch = self._begin(x, y, keywords, purpose)
+                batch = self._announcements.take(x, y, keywords, purpose, self.num_steps)
+                self._messages.begin(self._layouts[purpose, batch.signature], batch.sizes)
                 batch.give(self.stages, self.schedule.num_stages)
                 self._loss.expect()
             if any(optimizer.is_pending for optimizer in self._optimizers):
@@ -372,35 +362,6 @@ class Pipeline:
         loss = self.stages[self.schedule.num_stages - 1].loss
         assert loss is not None, "its forwards have run"
         self._loss.send(loss)
-
-    def _begin(self, x: Any, y: Any, keywords: Mapping[str, Any], purpose: str) -> Batch:
-        """Agree with the other ranks on what a step is about, and take this rank's batch."""
-        last, count = self.schedule.num_stages - 1, self.schedule.num_microbatches
-        x, y = (value if stage in self.stages else None for stage, value in ((0, x), (last, y)))
-        for stage, what, value in ((0, "x", x), (last, "y", y)):
-            if stage in self.stages and value is None:
-                raise UsageError(f"rank {self.rank} holds stage {stage} and needs {what}")
-        taken, subject = self._taken(keywords), None
-        if 0 in self.stages:
-            subject = Subject(signature(x), count_samples(x))
-            share_samples(subject.num_samples, count)
-        subject = self._announcements.pass_on(subject, purpose, self.num_steps)
-        sizes = share_samples(subject.num_samples, count)
-        self._messages.begin(self._layouts[purpose, subject.signature], sizes)
-        return take_batch(x, y, taken, sizes, self.device)
-
-    def _taken(self, keywords: Mapping[str, Any]) -> dict[str, Any]:
-        """Select the keywords that this rank's layers take."""
-        for name in keywords:
-            if not takes(self._keywords, name):
-                known = sorted(self._keywords) or "no keywords"
-                raise UsageError(f"no layer of the model takes keyword {name!r}; they take {known}")
-        modules = [stage.module for stage in self.stages.values()]
-        return {
-            name: value
-            for name, value in keywords.items()
-            if any(takes(module.keywords, name) for module in modules)
-        }
 
 
 def _pairs(programs: Sequence[Program]) -> set[tuple[int, int]]:
