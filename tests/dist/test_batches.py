@@ -298,23 +298,29 @@ def test_keywords_survive_the_replay_of_a_step():
 
 
 class Dropping(nn.Module):
-    """Drops within a block that may be recomputed in the backward."""
-
-    recomputes = False
+    """Drops within a block."""
 
     def __init__(self):
         super().__init__()
         self.linear = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x):
-        return checkpoint(self.block, x, use_reentrant=False) if self.recomputes else self.block(x)
+        return self.block(x)
 
     def block(self, x):
         return nn.functional.dropout(torch.tanh(self.linear(x)), 0.5, self.training)
 
 
 class Recomputed(Dropping):
-    recomputes = True
+    """Runs its block once more in the backward."""
+
+    def forward(self, x):
+        return checkpoint(self.block, x, use_reentrant=False)
+
+
+class Reentrant(Dropping):
+    def forward(self, x):
+        return checkpoint(self.block, x, use_reentrant=True)
 
 
 FOUR_STAGES = {
@@ -332,7 +338,7 @@ def drop(rank, schedules):
     """Take two steps on the same batch; draw random numbers of the user's between them."""
     found = []
     for schedule in schedules:
-        for kind in (Dropping, Recomputed):
+        for kind in (Dropping, Recomputed, Reentrant):
             pipe = Pipeline(dropping(kind), schedule, models.loss_fn, seed=5)
             torch.manual_seed(1)
             losses, drawn = [], []

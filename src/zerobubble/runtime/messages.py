@@ -168,7 +168,8 @@ class Messages:
         if known is not None and layout is not known and layout != known:
             raise UsageError(
                 f"the output of stage {op.stage} changed from {known} to {layout} although the "
-                "batch has the same shapes: a stage's output must follow from the batch's shapes"
+                "batch has the same shapes: a stage's output must follow from the batch's shapes; "
+                "after freezing or unfreezing parameters, build the pipeline anew"
             )
         if num_tensors > MAX_TENSORS_PER_MESSAGE:
             raise UsageError(
