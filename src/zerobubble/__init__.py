@@ -1,6 +1,7 @@
 """Pipeline-parallel training for any PyTorch model without idle time.
 
-The names that need torch (``Pipeline``, ``PipelineOptimizer``, ``split_report``, ``splitting``) and
+The names that need torch (``Pipeline``, ``PipelineOptimizer``, ``Whole``, ``split_report``,
+``splitting``) and
 what only a search needs are loaded when first used.
 """
 
@@ -18,7 +19,7 @@ from zerobubble.verify import verify
 
 if TYPE_CHECKING:
     from zerobubble.autograd import split_report, splitting
-    from zerobubble.runtime import Pipeline, PipelineOptimizer
+    from zerobubble.runtime import Pipeline, PipelineOptimizer, Whole
     from zerobubble.search import SearchResult
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "SearchResult",
     "Timeline",
     "UsageError",
+    "Whole",
     "ZeroBubbleError",
     "build",
     "from_building_block",
@@ -48,6 +50,7 @@ __all__ = [
 _TORCH_NAMES = {
     "Pipeline": "zerobubble.runtime",
     "PipelineOptimizer": "zerobubble.runtime",
+    "Whole": "zerobubble.runtime",
     "split_report": "zerobubble.autograd",
     "splitting": "zerobubble.autograd",
 }

@@ -11,12 +11,12 @@ from zerobubble import Pipeline, build
 M = 4
 
 
-def layers():
-    return [*models.built(models.transformer(5)), nn.Dropout(0.5)]
+def layers(drops=True):
+    return [*models.built(models.transformer(5)), nn.Dropout(0.5 if drops else 0.0)]
 
 
-def pipeline(num_ranks, name="zb-h1"):
-    return Pipeline(layers(), build(name, num_ranks, M), models.loss_fn)
+def pipeline(num_ranks, name="zb-h1", drops=True):
+    return Pipeline(layers(drops), build(name, num_ranks, M), models.loss_fn)
 
 
 def plain_loss(rank, seeds):
@@ -48,8 +48,8 @@ def test_evaluation_before_the_first_step_is_the_plain_loss_without_dropout(num_
 
 
 def train(rank, num_ranks, evaluates, optimizer):
-    """Train three steps, evaluating other batches of other shapes between them, or not."""
-    pipe = pipeline(num_ranks)
+    """Train three steps, evaluating other batches between them, or not; None: nor with dropout."""
+    pipe = pipeline(num_ranks, drops=evaluates is not None)
     torch.manual_seed(1)
     opt = OPTIMIZERS[optimizer](pipe)
     losses = []
@@ -94,8 +94,7 @@ def test_evaluation_between_steps_changes_nothing(num_ranks):
 
 def train_plain(rank, optimizer):
     """Do the same without a pipeline; a model answers for a pipe of one rank."""
-    model = nn.Sequential(*layers())
-    torch.manual_seed(1)
+    model = nn.Sequential(*layers(drops=False))
 
     class Plain:
         named_parameters = staticmethod(model.named_parameters)
@@ -116,6 +115,6 @@ def train_plain(rank, optimizer):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_an_optimizer_steps_as_without_a_pipeline(optimizer, num_ranks):
     expected_losses, expected = values(launch(train_plain, 1, optimizer))[0]
-    of_ranks = values(launch(train, num_ranks, num_ranks, False, optimizer))
+    of_ranks = values(launch(train, num_ranks, num_ranks, None, optimizer))
     assert [losses for losses, _ in of_ranks] == [expected_losses] * num_ranks
     models.assert_same_bits(models.merged([part for _, part in of_ranks]), expected)

@@ -101,6 +101,93 @@ class Checkpointed(nn.Module):
         return self.block(x)
 
 
+class Twice(nn.Module):
+    """Hands on one tensor twice, and others that need no gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("weights", torch.linspace(0, 1, WIDTH))
+
+    def forward(self, value):
+        h = value[0] * value[3].float() + value[1] * value[2] if isinstance(value, tuple) else value
+        h = torch.tanh(self.linear(h))
+        return h, h, self.weights, self.weights > 0.5
+
+
+class OnceAgain(nn.Module):
+    def forward(self, value):
+        return value[0] + value[1]
+
+
+class Collect(nn.Module):
+    """Keeps the outputs of all layers before, as a U-Net does; every stage reads all of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, value):
+        outputs = value if isinstance(value, list) else [value]
+        return [*outputs, torch.tanh(self.linear(sum(outputs)))]
+
+
+class Sum(nn.Module):
+    def forward(self, value):
+        return sum(value)
+
+
+class Adapter(nn.Module):
+    """LoRA: a frozen layer, and a narrow one beside it that is trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+        self.down, self.up = nn.Linear(WIDTH, 2, bias=False), nn.Linear(2, WIDTH, bias=False)
+
+    def forward(self, x):
+        return torch.tanh(self.base(x) + self.up(self.down(x)))
+
+
+class Cube(torch.autograd.Function):
+    """Counts its backwards in the layer that calls it."""
+
+    @staticmethod
+    def forward(ctx, x, layer):
+        ctx.save_for_backward(x)
+        ctx.layer = layer
+        return x**3
+
+    @staticmethod
+    def backward(ctx, dy):
+        ctx.layer.num_runs += 1
+        return 3 * ctx.saved_tensors[0] ** 2 * dy, None
+
+
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.num_runs = 0
+
+    def forward(self, x):
+        return Cube.apply(self.linear(x), self)
+
+
+def compiled():
+    return torch.compile(models.MLP(), backend="aot_eager")
+
+
+def compiled_in_place():
+    layer = models.MLP()
+    layer.compile(backend="eager")
+    return layer
+
+
+def frozen(build):
+    return lambda: build().requires_grad_(False)
+
+
 def frozen_linear():
     return nn.Linear(WIDTH, WIDTH).requires_grad_(False)
 
@@ -124,6 +211,13 @@ MODELS = {
     "frozen-first": [
         frozen_embedding, frozen_linear, frozen_linear, models.MLP, models.MLP, models.Head
     ],
+    "twice": [models.embedding, Twice, Twice, Twice, OnceAgain, models.Head],
+    "collecting": [models.embedding, Collect, Collect, Collect, Sum, models.Head],
+    "frozen-adapters": [frozen_embedding, *[Adapter] * 4, frozen(models.Head)],
+    "frozen-but-head": [*map(frozen, [models.embedding, *[models.MLP] * 4]), models.Head],
+    "own-function": [models.embedding, *[Own] * 4, models.Head],
+    "compiled": [models.embedding, compiled, compiled_in_place, models.MLP, models.MLP, models.Head],
+    "uneven": [models.embedding, *[models.MLP] * 6, models.Head],
     "checkpointed": [models.embedding, *[Checkpointed] * 4, models.Head],
 }  # fmt: skip
 SCHEDULES = {
@@ -149,7 +243,7 @@ def step_twice(layers, schedule):
     pipe = Pipeline(layers, schedule, models.loss_fn)
     losses = [float(pipe.step(*batch)) for batch in batches()]
     held = [layers[i] for s in pipe.stages for i in pipe.layers_of_stage[s]]
-    num_runs = [layer.num_runs for layer in held if isinstance(layer, Checkpointed)]
+    num_runs = [layer.num_runs for layer in held if isinstance(layer, Checkpointed | Own)]
     return losses, models.gradients(pipe.named_parameters()), num_runs
 
 
@@ -193,3 +287,9 @@ def test_a_checkpointed_block_runs_once_forward_and_once_again_per_microbatch(ke
     of_ranks = [of_rank["checkpointed", key] for of_rank in piped[SCHEDULES[key].num_ranks]]
     num_runs = [count for _, _, counts in of_ranks for count in counts]
     assert num_runs == [3 * 2 * M] * 4
+
+
+@pytest.mark.parametrize("key", SCHEDULES)
+def test_an_own_function_runs_backward_once_per_microbatch(key, piped):
+    of_ranks = [of_rank["own-function", key] for of_rank in piped[SCHEDULES[key].num_ranks]]
+    assert [count for _, _, counts in of_ranks for count in counts] == [3 * M] * 4

@@ -92,6 +92,17 @@ class Counting(nn.Module):
         return x, self.num_calls
 
 
+class Thawing(nn.Linear):
+    """Is trained from its third forward on, which is in the second step."""
+
+    num_calls = 0
+
+    def forward(self, x):
+        self.num_calls += 1
+        self.requires_grad_(self.num_calls > 2)
+        return super().forward(x.float())
+
+
 class First(nn.Module):
     def forward(self, value):
         return value[0]
@@ -113,9 +124,11 @@ def one_mistake(rank, mistake):
         layers[1] = Named()
     elif mistake == "changing-output":
         layers[1:3] = [Counting(), First()]
-    elif mistake == "indivisible":
-        x, y = x[:7], y[:7]
-    elif mistake == "indivisible-y":
+    elif mistake == "thawing":
+        layers = [Thawing(models.LENGTH, 8), nn.Tanh(), models.MLP(), nn.Linear(8, 8)]
+    elif mistake == "too-few":
+        x, y = x[:1], y[:1]
+    elif mistake == "other-y":
         y = y[:7]
     elif mistake == "other-schedule" and rank == 1:
         two_ranks(layers, build("zb-h1", 2, 2)).step(x, y)
@@ -125,7 +138,8 @@ def one_mistake(rank, mistake):
         x = None
     elif mistake == "no-y":
         y = None
-    loss_fn = vector_loss if mistake == "vector-loss" else models.loss_fn
+    losses = {"vector-loss": vector_loss, "thawing": lambda output, target: output.mean()}
+    loss_fn = losses.get(mistake, models.loss_fn)
     pipe = two_ranks(layers, loss_fn=loss_fn)
     for _ in range(2):
         pipe.step(x, y)
@@ -135,8 +149,8 @@ def one_mistake(rank, mistake):
 FIRST_TO_SEE = {
     "not-a-module": (1, "UsageError", "layer 3 must be a module or a callable without arguments"),
     "unknown-tied": (1, "UsageError", "tied parameter '3.out.wait' does not exist; layer 3 has ["),
-    "indivisible": (0, "UsageError", "the batch x of shape [7, 5] cannot be split into 2 micro"),
-    "indivisible-y": (1, "UsageError", "the target y of shape [7, 5] cannot be split into 2 micro"),
+    "too-few": (0, "UsageError", "a batch with 1 samples cannot be split into 2 microbatches"),
+    "other-y": (1, "UsageError", "the target y has a tensor of shape [7, 5], but the batch has 8 sam"),
     "other-schedule": (1, "UsageError", "ranks 0 and 1 do not run the same: all ranks must be"),
     "other-call": (1, "UsageError", "ranks 0 and 1 do not run the same: all ranks must be given"),
     "no-x": (0, "UsageError", "rank 0 holds stage 0 and needs x"),
@@ -152,6 +166,14 @@ FIRST_TO_SEE = {
         "rank 0, F1 of stage 0, step 1: UsageError: the output of stage 0 changed from "
         "(float32[4, 5, 8] with gradient, 1) to (float32[4, 5, 8] with gradient, 2) although the "
         "batch has the same shapes",
+    ),
+    "thawing": (
+        0,
+        "PipelineError",
+        "rank 0, F0 of stage 0, step 2: UsageError: the output of stage 0 changed from "
+        "(float32[4, 8]) to (float32[4, 8] with gradient) although the batch has the same shapes: "
+        "a stage's output must follow from the batch's shapes; after freezing or unfreezing "
+        "parameters, build the pipeline anew",
     ),
     "vector-loss": (
         1,

@@ -1,10 +1,10 @@
-"""Do values survive the way over a stage boundary, and do batches split evenly?"""
+"""Do values survive the way over a stage boundary?"""
 
 import pytest
 import torch
 
 from zerobubble.errors import UsageError
-from zerobubble.runtime.boundary import Layout, TensorSpec, flatten, split_batch
+from zerobubble.runtime.boundary import Layout, TensorSpec, flatten
 
 CONSTANTS = (None, True, 3, 0.5, "text")
 
@@ -50,25 +50,6 @@ def test_layouts_are_equal_for_equal_shapes_only():
 def test_anything_else_is_refused_by_its_type(value):
     with pytest.raises(UsageError, match=r"the output holds a (object|set|complex): only tensors"):
         flatten(value, "the output")
-
-
-def test_every_tensor_of_a_batch_is_split_in_order():
-    x, labels = torch.arange(12).view(6, 2), torch.arange(6)
-    parts = split_batch({"x": x, "labels": (labels, None), "flag": True}, 3, "the batch")
-    assert len(parts) == 3
-    assert all(part["flag"] is True and part["labels"][1] is None for part in parts)
-    assert torch.equal(torch.cat([part["x"] for part in parts]), x)
-    assert [part["labels"][0].tolist() for part in parts] == [[0, 1], [2, 3], [4, 5]]
-
-
-@pytest.mark.parametrize("shape", [(), (0, 2), (5, 2), (2,)])
-def test_a_batch_that_does_not_split_evenly_is_refused_with_its_shape(shape):
-    with pytest.raises(UsageError) as raised:
-        split_batch((torch.ones(3, 1), torch.ones(shape)), 3, "the batch x")
-    assert str(raised.value) == (
-        f"the batch x of shape {list(shape)} cannot be split into 3 microbatches: "
-        "make its first dimension a multiple of that number"
-    )
 
 
 def test_a_layout_is_described_in_one_line():

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from zerobubble.errors import UsageError
-from zerobubble.runtime.partition import build_stage, split_layers
+from zerobubble.runtime.partition import ANY, StageModule, build_stage, split_layers, takes
 
 CPU = torch.device("cpu")
 
@@ -80,3 +80,31 @@ def test_more_than_ten_layers_stay_in_order():
 def test_a_layer_must_be_or_build_a_module(layer):
     with pytest.raises(UsageError, match="layer 1 must be a module or a callable"):
         build_stage([linear, layer], range(2), 0, CPU)
+
+
+class Masked(nn.Module):
+    def forward(self, x, mask, *, scale=1.0):
+        return x * mask * scale
+
+
+class Open(nn.Module):
+    def forward(self, x, **keywords):
+        return x + keywords["mask"] + len(keywords)
+
+
+def test_a_layer_gets_the_keywords_that_its_forward_names():
+    module = StageModule({0: nn.Linear(1, 1), 1: Masked(), 2: nn.Sequential(nn.Identity())})
+    nn.init.ones_(module.layers["0"].weight)
+    nn.init.zeros_(module.layers["0"].bias)
+    assert module.keywords == {"mask", "scale"}
+    value = module(torch.ones(1), mask=torch.tensor(2.0), scale=3.0, other=None)
+    assert value.item() == 6.0
+    assert not takes(module.keywords, "x")
+    everything = StageModule({0: Open()})
+    assert everything.keywords == {ANY}
+    assert takes(everything.keywords, "anything")
+    assert everything(torch.ones(1), mask=torch.tensor(2.0), other=None).item() == 5.0
+
+
+def test_a_wrapped_layer_takes_what_the_layer_takes():
+    assert StageModule({0: torch.compile(Masked())}).keywords == {"mask", "scale"}

@@ -84,8 +84,8 @@ def _launch(config: TrainConfig, schedule: Schedule) -> None:
 
     They get the resolved configuration, so that all of them run the same even if a file changes.
     """
+    from zerobubble.runtime.device import find_device
     from zerobubble.runtime.partition import split_layers
-    from zerobubble.runtime.pipeline import find_device
     from zerobubble.train.data import load_data
     from zerobubble.train.launch import launch
     from zerobubble.train.loop import threads_per_rank

@@ -1,64 +1,12 @@
 """With what does a step begin, and how can it begin again? Batch, random state, module buffers."""
 
 import random
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
-from zlib import crc32
+from collections.abc import Iterable
 
 import torch
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import nn
 
-from zerobubble.runtime.boundary import flatten, split_batch
-from zerobubble.runtime.stage import Stage
-
-
-@dataclass(frozen=True)
-class Batch:
-    """What this rank reads of a batch, split into microbatches.
-
-    Attributes:
-        inputs: of the first stage; None on other ranks.
-        targets: of the last stage; None on other ranks.
-        signature: of the shapes of the inputs.
-    """
-
-    inputs: list[Any] | None
-    targets: list[Any] | None
-    signature: int
-
-    def give(self, stages: Mapping[int, Stage], num_stages: int) -> None:
-        """Hand the microbatches to the first and last stage."""
-        if self.inputs is not None:
-            stages[0].give_batch(self.inputs)
-        if self.targets is not None:
-            stages[num_stages - 1].targets = self.targets
-
-    def copy(self) -> "Batch":
-        """Copy the tensors, since a model may change its inputs in place."""
-        inputs, targets = pytree.tree_map_only(Tensor, torch.clone, (self.inputs, self.targets))
-        return Batch(inputs, targets, self.signature)
-
-
-def take_batch(x: Any, y: Any, count: int, device: torch.device) -> Batch:
-    """Bring a batch to the device in ``count`` microbatches; None is not read here.
-
-    Raises:
-        UsageError: it cannot be split so.
-    """
-    inputs, targets, signature = None, None, 0
-    if x is not None:
-        inputs = split_batch(_on(device, x), count, "the batch x")
-        signature = crc32(repr(flatten(inputs[0], "the batch x")[1]).encode())
-    if y is not None:
-        targets = split_batch(_on(device, y), count, "the target y")
-    return Batch(inputs, targets, signature)
-
-
-def _on(device: torch.device, value: Any) -> Any:
-    tensors, layout = flatten(value, "the batch")
-    return layout.build([tensor.to(device, non_blocking=True) for tensor in tensors])
+from zerobubble.runtime.batch import Batch
 
 
 class Beginning:

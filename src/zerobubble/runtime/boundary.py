@@ -97,20 +97,3 @@ def flatten(value: Any, what: str) -> tuple[list[Tensor], Layout]:
                 "in tuples, lists or dicts, can cross a stage boundary"
             )
     return [leaf for leaf in leaves if isinstance(leaf, Tensor)], Layout(tree, tuple(described))
-
-
-def split_batch(value: Any, num_microbatches: int, what: str) -> list[Any]:
-    """Split every tensor of a batch along its first dimension into equal microbatches.
-
-    Raises:
-        UsageError: a tensor has no first dimension, or it is not divisible.
-    """
-    tensors, layout = flatten(value, what)
-    for tensor in tensors:
-        if tensor.ndim == 0 or tensor.shape[0] % num_microbatches or tensor.shape[0] == 0:
-            raise UsageError(
-                f"{what} of shape {list(tensor.shape)} cannot be split into {num_microbatches} "
-                "microbatches: make its first dimension a multiple of that number"
-            )
-    parts = [tensor.chunk(num_microbatches) for tensor in tensors]
-    return [layout.build([part[i] for part in parts]) for i in range(num_microbatches)]

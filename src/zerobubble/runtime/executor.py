@@ -11,6 +11,7 @@ from zerobubble.runtime.failure import describe
 from zerobubble.runtime.messages import Messages
 from zerobubble.runtime.stage import Stage
 from zerobubble.runtime.trace import Recorder
+from zerobubble.runtime.watch import watch
 
 Call = Callable[[], object]
 
@@ -90,7 +91,9 @@ class Executor:
     def _execute(self, calls: Iterable[tuple[Instruction, Call]], step: int) -> None:
         instruction = None
         try:
-            for instruction, call in calls:  # noqa: B007
+            for instruction, call in calls:
+                if instruction.action is Action.RUN:
+                    watch.begin(instruction.op, is_op=True)
                 call()
         except PipelineError:
             raise

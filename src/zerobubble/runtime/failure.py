@@ -12,8 +12,11 @@ import torch.distributed as dist
 
 from zerobubble.errors import PipelineError, UsageError
 from zerobubble.lower import Action, Instruction
+from zerobubble.runtime.transport import LostRankError
+from zerobubble.runtime.watch import longest_at_work
 
 _KEY = "zerobubble/failure"
+_TIMEOUT = "timed? ?out"
 _MESSAGE_ACTIONS = (Action.AWAIT, Action.RELEASE, Action.SEND, Action.RECEIVE, Action.DISCARD)
 
 
@@ -21,9 +24,10 @@ def describe(error: Exception, rank: int, step: int, instruction: Instruction) -
     """Turn an error in an instruction into one that names the rank, op and cause, for all ranks."""
     action, op, peer = instruction
     where = f"rank {rank}, {op}, step {step}"
-    if action in _MESSAGE_ACTIONS and _is_lost_connection(error):
-        lost = f"rank {rank} lost rank {peer} at {instruction}, step {step}"
-        cause = _first_cause(f"{lost}: {_one_line(error)}")
+    is_message = action in _MESSAGE_ACTIONS or isinstance(error, LostRankError)
+    if is_message and _is_lost_connection(error):
+        peer = getattr(error, "peer", peer)
+        cause = _cause_of_loss(f"rank {rank} lost rank {peer} at {instruction}, step {step}", error)
         return PipelineError(f"{where}: stopped, because of {cause}")
     cause = f"{where}: {type(error).__name__}: {_one_line(error)}"
     _first_cause(cause)
@@ -53,16 +57,31 @@ def naming_the_cause(rank: int, what: str, peer: int | None = None) -> Iterator[
         if not _is_lost_connection(error):
             cause = _first_cause(f"rank {rank}, {what}: {type(error).__name__}: {_one_line(error)}")
             raise PipelineError(cause) from error
+        peer = getattr(error, "peer", peer)
         lost = "another rank" if peer is None else f"rank {peer}"
-        cause = _first_cause(f"rank {rank} lost {lost}, {what}: {_one_line(error)}")
+        cause = _cause_of_loss(f"rank {rank} lost {lost}, {what}", error)
         raise PipelineError(f"rank {rank}, {what}: stopped, because of {cause}") from error
 
 
 def _is_lost_connection(error: Exception) -> bool:
     """Tell the errors of gloo, NCCL and the store from others, such as lack of memory."""
-    words = r"gloo|nccl|connection|timed? ?out|socket"
+    words = rf"gloo|nccl|connection|{_TIMEOUT}|socket"
     is_lost = re.search(words, str(error), re.IGNORECASE) is not None
-    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and is_lost)
+    is_told = isinstance(error, dist.DistError | LostRankError)
+    return is_told or (isinstance(error, RuntimeError) and is_lost)
+
+
+def _cause_of_loss(lost: str, error: Exception) -> str:
+    """Leave as the cause who is at work for too long, or else who has been lost."""
+    cause = f"{lost}: {_one_line(error)}"
+    if re.search(_TIMEOUT, str(error), re.IGNORECASE):
+        try:
+            busy = longest_at_work()
+        except RuntimeError:  # the store has gone
+            busy = None
+        if busy is not None:
+            cause = f"{busy}, longer than the timeout: make it faster, or raise it"
+    return _first_cause(cause)
 
 
 def _first_cause(cause: str) -> str:

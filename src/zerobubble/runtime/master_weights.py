@@ -53,6 +53,11 @@ class Weights:
         for parameter in self.owned:
             parameter.grad = self.working(parameter).grad = None
 
+    def take(self) -> None:
+        """Give masters the value of their working parameters."""
+        for master, working in self.masters.items():
+            master.copy_(working)
+
     def round(self, owned: Iterable[nn.Parameter]) -> None:
         """Give working parameters the value of their masters."""
         for parameter in owned:

@@ -1,9 +1,10 @@
 """How does the output of an op on one rank become the input of an op on another?
 
 The reader of a message must know its layout before it can post the receive. Layouts depend on the
-shapes of the batch only: the first time that shapes are met, every activation is preceded by its
-layout in the control group and receives wait until it is there; from then on nothing but tensors
-travels. Gradients never need a layout, because their reader produced the tensors they belong to.
+shapes of the microbatch only: the first time that shapes are met, every activation is preceded by
+its layout in the control group and receives wait until it is there; from then on nothing but
+tensors travels. Gradients never need a layout, because their reader produced the tensors they
+belong to.
 """
 
 from collections import deque
@@ -25,10 +26,15 @@ from zerobubble.runtime.transport import MAX_TENSORS_PER_MESSAGE, Transport, Wor
 
 @dataclass
 class Layouts:
-    """What the outputs of the stages look like for one shape of batch."""
+    """What the outputs of the stages look like for samples of one shape.
 
-    of_stage: dict[int, Layout] = field(default_factory=dict)
-    is_complete: bool = False
+    Attributes:
+        of_output: the layout for each stage and number of samples in the microbatch.
+        sizes: the numbers of samples for which all layouts are known.
+    """
+
+    of_output: dict[tuple[int, int], Layout] = field(default_factory=dict)
+    sizes: set[int] = field(default_factory=set)
 
 
 class _Message(NamedTuple):
@@ -68,7 +74,9 @@ class Messages:
         self.stages = stages
         self.transport = transport
         self.ledger = ledger
-        self.layouts = Layouts()
+        self._layouts = Layouts()
+        self._sizes: tuple[int, ...] = ()
+        self._is_known = False
         self._posted: dict[int, tuple[Tensors, list[Work]]] = {}
         self._sent: dict[int, tuple[Tensors, list[Work]]] = {}
         self._postponed: dict[int, deque[_Message]] = {}
@@ -95,9 +103,21 @@ class Messages:
         )
         return partial(actions[action], message)
 
+    def begin(self, layouts: Layouts, sizes: tuple[int, ...]) -> None:
+        """Begin a step with the layouts known so far and the samples of its microbatches."""
+        self._layouts, self._sizes = layouts, sizes
+        self._is_known = layouts.sizes.issuperset(sizes)
+
+    def end(self) -> None:
+        """Note after a step that its layouts are known."""
+        self._layouts.sizes.update(self._sizes)
+
+    def _key(self, message: _Message) -> tuple[int, int]:
+        return message.boundary, self._sizes[message.op.microbatch]
+
     def _receive(self, message: _Message) -> None:
         """Post the receive of a message, or postpone it until its layout is known."""
-        if self.layouts.is_complete:
+        if self._is_known:
             self._post(message)
         else:
             self._postponed.setdefault(message.peer, deque()).append(message)
@@ -105,7 +125,7 @@ class Messages:
     def _wait_for(self, message: _Message) -> None:
         """Wait for a message and give its tensors to the stage that reads them."""
         tensors = self._discard(message)
-        self._deliver(message, tensors, self.layouts.of_stage[message.boundary])
+        self._deliver(message, tensors, self._layouts.of_output[self._key(message)])
 
     def _discard(self, message: _Message) -> Tensors:
         """Wait for a message and give it to nobody; return its tensors."""
@@ -113,14 +133,14 @@ class Messages:
             postponed = self._postponed[message.peer].popleft()
             if postponed.op.kind is Kind.F:
                 layout = self.transport.receive_object(message.peer)
-                self.layouts.of_stage[postponed.boundary] = layout
+                self._layouts.of_output[self._key(postponed)] = layout
             self._post(postponed)
         tensors, works = self._posted.pop(message.code)
         self.transport.wait(works)
         return tensors
 
     def _post(self, message: _Message) -> None:
-        layout = self.layouts.of_stage[message.boundary]
+        layout = self._layouts.of_output[self._key(message)]
         specs = layout.tensors if message.op.kind is Kind.F else layout.gradients
         tensors = [spec.allocate(self.transport.device) for spec in specs]
         self.ledger.track_boundary(tensors)
@@ -131,9 +151,9 @@ class Messages:
         """Start to send an op's output; its buffers live until it is released."""
         tensors, layout = self._take(message)
         if layout is not None:
-            self._check(message.op, layout, len(tensors))
-            if not self.layouts.is_complete:
-                self.layouts.of_stage[message.boundary] = layout
+            self._check(message, layout)
+            if not self._is_known:
+                self._layouts.of_output[self._key(message)] = layout
                 self.transport.send_object(layout, message.peer)
         self.ledger.track_boundary(tensors)
         self._sent[message.code] = (
@@ -141,13 +161,15 @@ class Messages:
             self.transport.send(tensors, message.peer, message.code),
         )
 
-    def _check(self, op: Op, layout: Layout, num_tensors: int) -> None:
+    def _check(self, message: _Message, layout: Layout) -> None:
         """Refuse an output that its reader does not expect."""
-        known = self.layouts.of_stage.get(op.stage)
+        known = self._layouts.of_output.get(self._key(message))
+        op, num_tensors = message.op, len(layout.tensors)
         if known is not None and layout is not known and layout != known:
             raise UsageError(
                 f"the output of stage {op.stage} changed from {known} to {layout} although the "
-                "batch has the same shapes: a stage's output must follow from the batch's shapes"
+                "batch has the same shapes: a stage's output must follow from the batch's shapes; "
+                "after freezing or unfreezing parameters, build the pipeline anew"
             )
         if num_tensors > MAX_TENSORS_PER_MESSAGE:
             raise UsageError(

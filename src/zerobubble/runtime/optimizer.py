@@ -118,6 +118,11 @@ class PipelineOptimizer:
             if verdict.num_guesses == 0:
                 self.settle()
 
+    @torch.no_grad()
+    def take_parameters(self) -> None:
+        """Give master weights the values of parameters that have been set from outside."""
+        self._weights.take()
+
     def zero_grad(self) -> None:
         """Drop all gradients of this rank."""
         self._weights.drop_gradients()

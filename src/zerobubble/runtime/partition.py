@@ -1,15 +1,18 @@
 """Which stage holds which layers, and how is a layer built on the rank that needs it?"""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from inspect import Parameter, signature
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from zerobubble.errors import UsageError
 
 Layer = nn.Module | Callable[[], nn.Module]
+ANY = "**"
 
 
 def split_layers(
@@ -47,16 +50,49 @@ class StageModule(nn.Module):
     def __init__(self, layers: dict[int, nn.Module]) -> None:
         super().__init__()
         self.layers = nn.ModuleDict({str(number): layer for number, layer in layers.items()})
+        self._taken = [_keywords_of(layer) for layer in layers.values()]
 
-    def forward(self, value: Any) -> Any:
-        """Feed a value through the layers."""
-        for layer in self.layers.values():
-            value = layer(value)
+    def forward(self, value: Any, **keywords: Any) -> Any:
+        """Feed a value through the layers, each with those keywords that its forward names."""
+        if not keywords:
+            for layer in self.layers.values():
+                value = layer(value)
+            return value
+        for layer, taken in zip(self.layers.values(), self._taken, strict=True):
+            value = layer(value, **{k: v for k, v in keywords.items() if takes(taken, k)})
         return value
 
+    @property
+    def keywords(self) -> set[str]:
+        """The keywords that the layers take; ``ANY`` is among them if a layer takes all."""
+        return {name for taken in self._taken for name in taken}
+
     def model_parameters(self) -> dict[str, nn.Parameter]:
-        """Map the names that parameters have in the whole model, ``number.name``, to them."""
-        return dict(self.layers.named_parameters())
+        """Map all names that parameters have in the whole model, ``number.name``, to them."""
+        return dict(self.layers.named_parameters(remove_duplicate=False))
+
+
+def takes(keywords: Collection[str], name: str) -> bool:
+    """Say whether a keyword is among those that are taken."""
+    return name in keywords or ANY in keywords
+
+
+def _keywords_of(layer: nn.Module) -> frozenset[str]:
+    """List what the forward of a layer takes beside the value that flows through."""
+    while isinstance(inner := getattr(layer, "_orig_mod", None), nn.Module) or (
+        isinstance(layer, DistributedDataParallel) and (inner := layer.module)
+    ):
+        layer = inner
+    try:
+        parameters = list(signature(layer.forward).parameters.values())
+    except ValueError:  # code without a signature
+        return frozenset()
+    named = [
+        p for p in parameters if p.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    ]
+    value = [p.name for p in parameters[:1] if p.kind is not Parameter.KEYWORD_ONLY]
+    takes_all = any(p.kind is Parameter.VAR_KEYWORD for p in parameters)
+    return frozenset(p.name for p in named) - set(value) | ({ANY} if takes_all else set())
 
 
 def build_stage(

@@ -1,11 +1,10 @@
 """What does a user hold? A Pipeline: layers and a schedule in, training steps out."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
-from zlib import crc32
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,10 @@ from zerobubble.errors import PipelineError, UsageError
 from zerobubble.ir import Kind, Schedule
 from zerobubble.lower import Action, Program, forward_only, lower
 from zerobubble.runtime.agreement import Agreement
-from zerobubble.runtime.beginning import Batch, Beginning, take_batch
+from zerobubble.runtime.announcement import Announcements
+from zerobubble.runtime.beginning import Beginning
+from zerobubble.runtime.device import autocast as build_autocast
+from zerobubble.runtime.device import find_device
 from zerobubble.runtime.executor import Executor
 from zerobubble.runtime.failure import naming_the_cause
 from zerobubble.runtime.ledger import Ledger
@@ -23,14 +25,19 @@ from zerobubble.runtime.loss import LossReport
 from zerobubble.runtime.loss_scaler import LossScaler, find_loss_scaler
 from zerobubble.runtime.master_weights import build_weights
 from zerobubble.runtime.messages import Layouts, Messages
+from zerobubble.runtime.model_state import load_model_state, model_state
 from zerobubble.runtime.optimizer import PipelineOptimizer
 from zerobubble.runtime.partition import Layer, build_stage, split_layers
+from zerobubble.runtime.randomness import Randomness
 from zerobubble.runtime.stage import LossFunction, Stage
-from zerobubble.runtime.tied import TiedParameters
+from zerobubble.runtime.tied import TiedParameters, refuse_shared
 from zerobubble.runtime.trace import Recorder, gather_timelines
 from zerobubble.runtime.transport import Transport
+from zerobubble.runtime.watch import watch
 from zerobubble.simulate import Timeline
 from zerobubble.verify import verify
+
+_BETWEEN = "what comes between steps"
 
 
 class Pipeline:
@@ -40,13 +47,16 @@ class Pipeline:
         layers: of the whole model, in order, one value flowing through: modules, or callables
             without arguments that build one. A rank builds only those it holds.
         schedule: what every rank runs, for as many ranks as there are processes.
-        loss_fn: maps output and target of a microbatch to a scalar, the mean over its samples.
+        loss_fn: maps output and target of a microbatch to a scalar, the mean over its samples or
+            their sum.
         layers_per_stage: how many layers each stage has; by default they are shared evenly.
+        loss_reduction: of what ``loss_fn`` gives: ``mean`` or ``sum``; so is the loss of a batch.
         tied: groups of parameters with one value, each named ``layer number.parameter name``.
         device: where this rank computes: ``cpu``, ``cuda`` or ``cuda:1``.
-        seed: of the initial values of layers given as callables.
+        seed: of the initial values of layers given as callables, and of what forwards draw.
         autocast: dtype of mixed precision, such as ``torch.bfloat16``; None for none.
-        timeout: after how many seconds of silence another rank counts as lost.
+        timeout: how many seconds a rank waits for another before all end; the error names who has
+            been at work for the longest.
         num_recorded_steps: of how many last steps ``timelines`` tells.
 
     Raises:
@@ -71,6 +81,7 @@ class Pipeline:
         loss_fn: LossFunction,
         *,
         layers_per_stage: Sequence[int] | None = None,
+        loss_reduction: str = "mean",
         tied: Iterable[Sequence[str]] = (),
         device: str | torch.device = "cpu",
         seed: int = 0,
@@ -82,6 +93,8 @@ class Pipeline:
             raise UsageError(
                 f"schedule must be a Schedule, such as zb.build gives, not {schedule!r}"
             )
+        if loss_reduction not in ("mean", "sum"):
+            raise UsageError(f"loss_reduction must be 'mean' or 'sum', not {loss_reduction!r}")
         verify(schedule)
         self.schedule = schedule
         self._failure: PipelineError | None = None
@@ -91,16 +104,18 @@ class Pipeline:
         programs, evaluations = lower(schedule), lower(forward_only(schedule))
         self._transport = Transport(self.device, schedule.num_ranks, _pairs(programs), timeout)
         self.rank = self._transport.rank
-        self._refuse_shared(layers)
+        refuse_shared(layers, self.layers_of_stage, schedule.placement)
         self.ledger = Ledger()
-        context = _autocast(self.device, autocast)
-        self.stages = {
-            s: self._build_stage(s, layers, loss_fn, seed, context)
-            for s in schedule.placement.stages_of(self.rank)
-        }
+        self._randomness = Randomness(seed, self.device)
+        with naming_the_cause(self.rank, "building of the stages"):
+            build = partial(self._build_stage, layers, seed, loss_fn, loss_reduction, autocast)
+            self.stages = {s: build(s) for s in schedule.placement.stages_of(self.rank)}
+            # Ranks in the order of their first stages: messages along it meet only who is ahead.
+            self._chain = chain = list(dict.fromkeys(schedule.placement.stage_to_rank))
+            self._announcements = Announcements(schedule, self.stages, chain, self._transport)
         self._tied = TiedParameters(
             tied,
-            dict(self.named_parameters()),
+            self._all_names(),
             [s for s, numbers in enumerate(self.layers_of_stage) for _ in numbers],
             schedule.placement,
             self.rank,
@@ -108,25 +123,25 @@ class Pipeline:
         self._tied.copy_values()
         self._recorder = Recorder(self.device, num_recorded_steps)
         self._messages = Messages(schedule, self.stages, self._transport, self.ledger)
-        # Ranks in the order of their first stages: messages along it meet only who is ahead.
-        self._chain = list(dict.fromkeys(schedule.placement.stage_to_rank))
         self._loss = LossReport(self._transport, schedule.placement.stage_to_rank[-1])
         bind = partial(Executor, owner=self, stages=self.stages, messages=self._messages)
         self._training = bind(programs[self.rank], recorder=self._recorder)
         self._evaluation = bind(evaluations[self.rank])
-        self._layouts: defaultdict[int, Layouts] = defaultdict(Layouts)
-        self._digest = crc32(b"".join(order.tobytes() for order in schedule.orders))
+        self._layouts: defaultdict[tuple[str, int], Layouts] = defaultdict(Layouts)
         self._optimizers: list[PipelineOptimizer] = []
         self._beginning: Beginning | None = None
         self.num_steps = 0
+        self._losses: dict[int, Tensor] = {}
+        watch.begin(_BETWEEN)
 
     def _build_stage(
         self,
-        number: int,
         layers: Sequence[Layer],
-        loss_fn: LossFunction,
         seed: int,
-        context: Callable[[], AbstractContextManager[Any]],
+        loss_fn: LossFunction,
+        loss_reduction: str,
+        autocast: torch.dtype | None,
+        number: int,
     ) -> Stage:
         kinds, stages, _ = self.schedule.fields(self.schedule.orders[self.rank])
         return Stage(
@@ -134,30 +149,11 @@ class Pipeline:
             build_stage(layers, self.layers_of_stage[number], seed, self.device),
             splits_backward=bool(((kinds == Kind.W) & (stages == number)).any()),
             loss_fn=loss_fn if number == self.schedule.num_stages - 1 else None,
-            num_parts=self.schedule.num_microbatches,
-            autocast=context,
+            sums_losses=loss_reduction == "sum",
+            autocast=build_autocast(self.device, autocast),
             ledger=self.ledger,
+            randomness=self._randomness,
         )
-
-    def _refuse_shared(self, layers: Sequence[Layer]) -> None:
-        """Refuse a Parameter object that layers on different ranks share."""
-        owners: dict[nn.Parameter, tuple[int, str, int]] = {}
-        for stage, numbers in enumerate(self.layers_of_stage):
-            rank = self.schedule.placement.stage_to_rank[stage]
-            for number in numbers:
-                layer = layers[number]
-                if not isinstance(layer, nn.Module):
-                    continue
-                for name, parameter in layer.named_parameters():
-                    other, other_name, other_rank = owners.setdefault(
-                        parameter, (number, name, rank)
-                    )
-                    if other_rank != rank:
-                        names = f"('{other}.{other_name}', '{number}.{name}')"
-                        raise UsageError(
-                            f"layers {other} and {number} share a parameter but are on ranks "
-                            f"{other_rank} and {rank}: give each its own and pass tied=[{names}]"
-                        )
 
     @property
     def transport(self) -> Transport:
@@ -165,9 +161,18 @@ class Pipeline:
         return self._transport
 
     def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
-        """Yield this rank's parameters under their names in the whole model, in its order."""
-        for stage in self.stages.values():
-            yield from stage.module.model_parameters().items()
+        """List this rank's parameters under their names in the whole model, in its order.
+
+        As in torch, one that several layers share has the name of the first one only.
+        """
+        first_names: dict[nn.Parameter, str] = {}
+        for name, parameter in self._all_names().items():
+            first_names.setdefault(parameter, name)
+        return [(name, parameter) for parameter, name in first_names.items()]
+
+    def _all_names(self) -> dict[str, nn.Parameter]:
+        modules = [stage.module for stage in self.stages.values()]
+        return {name: p for module in modules for name, p in module.model_parameters().items()}
 
     def optimizer(
         self,
@@ -212,31 +217,38 @@ class Pipeline:
             stage.loss_scaler = scaler
         return wrapped
 
-    def step(self, x: Any = None, y: Any = None) -> Tensor:
+    def step(self, x: Any = None, y: Any = None, **keywords: Any) -> Tensor:
         """Run forward and backward for one batch; gradients are added to ``.grad``.
 
         Args:
             x: the model's input, read on the rank of the first stage: a tensor, or tensors in
                 tuples, lists and dicts, each with the samples along its first dimension.
             y: the target, read on the rank of the last stage, likewise.
+            keywords: read on the ranks with layers whose forwards name them, likewise.
+
+        A batch that cannot be shared evenly makes its first microbatches one sample larger; in the
+        mean, each then counts by its samples. What is wrapped in ``Whole`` goes to every microbatch
+        as it is.
 
         Returns:
-            The mean loss over the microbatches, a scalar without a graph, on every rank.
+            The loss of the batch, a scalar without a graph, on every rank.
 
         Raises:
-            UsageError: the batch cannot be split into the schedule's number of microbatches.
+            UsageError: there are fewer samples than microbatches, tensors with other numbers of
+                samples, or a keyword that no layer takes.
             PipelineError: an op failed on this or another rank; no further step is possible.
         """
         self.num_steps += 1
         for optimizer in self._optimizers:
             optimizer.agreement.expect()
         splits = any(stage.splits_backward for stage in self.stages.values())
-        with ready_to_defer() if splits else nullcontext():
-            return self._run(self._training, x, y, "train")
+        deferring = ready_to_defer() if splits else nullcontext()
+        with deferring, self._randomness.of_step(self.num_steps):
+            return self._run(self._training, x, y, keywords, "train")
 
     @torch.no_grad()
-    def eval(self, x: Any = None, y: Any = None) -> Tensor:
-        """Compute the mean loss of one batch without gradients; arguments as for ``step``.
+    def eval(self, x: Any = None, y: Any = None, **keywords: Any) -> Tensor:
+        """Compute the loss of one batch without gradients; arguments as for ``step``.
 
         All modules are in evaluation mode meanwhile, and in their own modes again afterwards.
         """
@@ -247,10 +259,36 @@ class Pipeline:
         try:
             for module in modules:
                 module.training = False
-            return self._run(self._evaluation, x, y, "eval")
+            return self._run(self._evaluation, x, y, keywords, "eval")
         finally:
             for module, mode in zip(modules, modes, strict=True):
                 module.training = mode
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give this rank's parameters and buffers; all ranks must call this together.
+
+        Names are those of an ``nn.Sequential`` of all layers, which loads the merged states of all
+        ranks. As in torch, the tensors are the model's own.
+        """
+        for optimizer in self._optimizers:
+            optimizer.synchronize()
+        return model_state(stage.module for stage in self.stages.values())
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load this rank's part out of a state of it or of the whole model; all ranks together.
+
+        Raises:
+            UsageError: a name is missing, unexpected, or has another shape.
+        """
+        for optimizer in self._optimizers:
+            optimizer.synchronize()
+        with naming_the_cause(self.rank, "loading of a state"):
+            modules = [stage.module for stage in self.stages.values()]
+            load_model_state(modules, state, sum(map(len, self.layers_of_stage)))
+            self._tied.copy_values()
+        for optimizer in self._optimizers:
+            optimizer.take_parameters()
 
     def timelines(self) -> list[Timeline]:
         """Gather the measured timelines of the last steps on rank 0; empty on other ranks.
@@ -260,20 +298,23 @@ class Pipeline:
         with naming_the_cause(self.rank, "gathering of timelines"):
             return gather_timelines(self._recorder, self.schedule, self._transport)
 
-    def _run(self, executor: Executor, x: Any, y: Any, purpose: str) -> Tensor:
+    def _run(
+        self, executor: Executor, x: Any, y: Any, keywords: Mapping[str, Any], purpose: str
+    ) -> Tensor:
         if self._failure is not None:
             raise PipelineError(f"this pipeline has stopped: {self._failure}: build it anew")
         try:
             with naming_the_cause(self.rank, f"start of step {self.num_steps}"):
-                batch = self._take_batch(x, y)
-                self._announce(batch.signature, purpose)
+                batch = self._announcements.take(x, y, keywords, purpose, self.num_steps)
+                self._messages.begin(self._layouts[purpose, batch.signature], batch.sizes)
                 batch.give(self.stages, self.schedule.num_stages)
                 self._loss.expect()
             if any(optimizer.is_pending for optimizer in self._optimizers):
                 modules = [stage.module for stage in self.stages.values()]
                 self._beginning = Beginning(batch, modules, self.device)
             executor.run(self.num_steps)
-            self._messages.layouts.is_complete = True
+            self._messages.end()
+            self._keep_losses()
             holder = None if self._loss.holder == self.rank else self._loss.holder
             with naming_the_cause(self.rank, f"loss of step {self.num_steps}", holder):
                 return self._loss.wait()
@@ -281,6 +322,7 @@ class Pipeline:
             self._failure = error
             raise
         finally:
+            watch.begin(_BETWEEN)
             self._messages.reset()
             self._beginning = None
             for stage in self.stages.values():
@@ -303,44 +345,23 @@ class Pipeline:
         self._beginning.restore()
         self._beginning.batch.give(self.stages, self.schedule.num_stages)
 
+    def _keep_losses(self) -> None:
+        last = self.stages.get(self.schedule.num_stages - 1)
+        self._losses = {} if last is None else last.losses
+
+    @property
+    def microbatch_losses(self) -> list[Tensor]:
+        """What ``loss_fn`` gave in the last ``step`` or ``eval``, in the order of the microbatches.
+
+        They are on the rank of the last stage and its device, without a graph; empty elsewhere.
+        """
+        return [self._losses[microbatch] for microbatch in sorted(self._losses)]
+
     def report_loss(self) -> None:
         """Carry out REPORT of the program; only its executor calls this."""
         loss = self.stages[self.schedule.num_stages - 1].loss
         assert loss is not None, "its forwards have run"
         self._loss.send(loss)
-
-    def _take_batch(self, x: Any, y: Any) -> Batch:
-        """Take what this rank reads of a batch."""
-        last = self.schedule.num_stages - 1
-        for stage, what, value in ((0, "x", x), (last, "y", y)):
-            if stage in self.stages and value is None:
-                raise UsageError(f"rank {self.rank} holds stage {stage} and needs {what}")
-        return take_batch(
-            x if 0 in self.stages else None,
-            y if last in self.stages else None,
-            self.schedule.num_microbatches,
-            self.device,
-        )
-
-    def _announce(self, signature: int, purpose: str) -> None:
-        """Pass the signature of the batch from the first stage's rank along the others."""
-        transport, position = self._transport, self._chain.index(self.rank)
-        intention = crc32(f"{purpose} {self._digest}".encode())
-        message = torch.tensor([signature, intention])
-        if position > 0:
-            before = self._chain[position - 1]
-            with naming_the_cause(self.rank, f"start of step {self.num_steps}", before):
-                transport.receive_control(message, before)
-            if int(message[1]) != intention:
-                raise UsageError(
-                    f"ranks {before} and {self.rank} do not run the same: all ranks must be given "
-                    "the same schedule and call step and eval in the same order"
-                )
-        transport.flush()  # of the step before: all of it has been read
-        for after in self._chain[position + 1 : position + 2]:
-            transport.send_control(message, after)
-        key = crc32(f"{purpose}{int(message[0])}".encode())
-        self._messages.layouts = self._layouts[key]
 
 
 def _pairs(programs: Sequence[Program]) -> set[tuple[int, int]]:
@@ -351,22 +372,3 @@ def _pairs(programs: Sequence[Program]) -> set[tuple[int, int]]:
         for instruction in program.instructions
         if instruction.action is Action.SEND
     }
-
-
-def find_device(device: str | torch.device) -> torch.device:
-    """Turn a name into a device that is there, or raise a UsageError."""
-    try:
-        chosen = torch.device(device)
-    except RuntimeError:
-        raise UsageError(f"device {device!r} is unknown: use cpu, cuda or cuda:0") from None
-    if chosen.type not in ("cpu", "cuda"):
-        raise UsageError(f"device {device!r} is not supported: use cpu, cuda or cuda:0")
-    if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError("device cuda: no CUDA device is available here: use --device cpu")
-    return chosen
-
-
-def _autocast(
-    device: torch.device, dtype: torch.dtype | None
-) -> Callable[[], AbstractContextManager[Any]]:
-    return nullcontext if dtype is None else partial(torch.autocast, device.type, dtype)

@@ -1,6 +1,6 @@
 """What does one stage do for F, B and W of a microbatch?"""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -14,6 +14,7 @@ from zerobubble.runtime.boundary import Layout, flatten
 from zerobubble.runtime.ledger import Ledger
 from zerobubble.runtime.loss_scaler import LossScaler
 from zerobubble.runtime.partition import StageModule
+from zerobubble.runtime.randomness import Randomness
 
 _unsafe_view = torch.ops.aten._unsafe_view.default
 
@@ -31,9 +32,10 @@ class Stage:
         module: its layers.
         splits_backward: whether W runs apart from B, so that weight gradients are deferred.
         loss_fn: on the last stage, maps output and target of a microbatch to a scalar.
-        num_parts: into how many microbatches the batch is split; each one's loss is divided by it.
+        sums_losses: whether the loss of a batch is the sum over its microbatches, not their mean.
         autocast: gives the context of the forward, for mixed precision.
         ledger: watches the memory of the rank.
+        randomness: seeds F; None leaves the generators as they are.
     """
 
     def __init__(
@@ -43,25 +45,34 @@ class Stage:
         *,
         splits_backward: bool,
         loss_fn: LossFunction | None = None,
-        num_parts: int = 1,
+        sums_losses: bool = False,
         autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
         ledger: Ledger | None = None,
+        randomness: Randomness | None = None,
     ) -> None:
         self.number = number
         self.module = module
         self.splits_backward = splits_backward
         self.loss_fn = loss_fn
-        self.num_parts = num_parts
+        self.sums_losses = sums_losses
         self.autocast = autocast
         self.ledger = ledger or Ledger()
+        self.randomness = randomness or Randomness(0, torch.device("cpu"))
         self.targets: list[Any] = []
         self.loss: Tensor | None = None
+        self.losses: dict[int, Tensor] = {}
         self.loss_scaler: LossScaler | None = None
+        self._sizes: Sequence[int] = ()
+        self._keywords: Sequence[dict[str, Any]] = ()
         self._inputs: dict[int, tuple[list[Tensor], Any]] = {}
         self._outputs: dict[int, tuple[list[Tensor], Layout]] = {}
         self._edges: dict[int, list[GradientEdge]] = {}
         self._gradients: dict[int, list[Tensor]] = {}
         self._queues: dict[int, WeightQueue] = {}
+
+    def begin(self, sizes: Sequence[int], keywords: Sequence[dict[str, Any]]) -> None:
+        """Begin a step: take the number of samples and the keywords of every microbatch."""
+        self._sizes, self._keywords = sizes, keywords
 
     def give_input(self, microbatch: int, tensors: list[Tensor], layout: Layout) -> None:
         """Take the output of the stage before: its tensors, outside any graph, become leaves."""
@@ -81,10 +92,16 @@ class Stage:
         """Run F: compute the output, on the last stage the loss."""
         leaves, value = self._inputs[microbatch]
         self._inputs[microbatch] = (leaves, None)
-        batch = (None if self.number else value, self.targets[microbatch : microbatch + 1])
+        keywords = self._keywords[microbatch]
+        batch = (
+            None if self.number else value,
+            self.targets[microbatch : microbatch + 1],
+            keywords,
+        )
+        self.randomness.seed_forward(self.number, microbatch)
         watching = self.ledger.watching(self.module, batch)
         with self.autocast(), watching, self._deferring(microbatch, new=True):
-            output = self.module(value)
+            output = self.module(value, **keywords)
             if self.loss_fn is not None:
                 loss = self.loss_fn(output, self.targets[microbatch])
                 output = self._add_loss(loss, microbatch)
@@ -108,12 +125,23 @@ class Stage:
             is_tensor = isinstance(loss, Tensor)
             what = f"one of shape {list(loss.shape)}" if is_tensor else f"a {type(loss).__name__}"
             raise UsageError(f"loss_fn must return a tensor with one value, not {what}")
-        # Not times 1/m: a plain script divides, and that rounds in another way.
-        part: Tensor = loss / self.num_parts
+        part = self._weigh(loss, microbatch)
         if torch.is_grad_enabled() and not part.requires_grad and self._trains(microbatch):
             raise UsageError("the loss has no graph: does loss_fn detach it?")
         self.loss = part.detach() if self.loss is None else self.loss + part.detach()
+        self.losses[microbatch] = loss.detach()
         return part
+
+    def _weigh(self, loss: Tensor, microbatch: int) -> Tensor:
+        """Give the part of a microbatch in the loss of the batch."""
+        size, smallest = self._sizes[microbatch], self._sizes[-1]
+        if self.sums_losses:
+            return loss
+        if (
+            smallest == self._sizes[0]
+        ):  # not times 1/m: a plain script divides, which rounds otherwise
+            return loss / len(self._sizes)
+        return loss * (size / sum(self._sizes))
 
     def take_output(self, microbatch: int) -> tuple[list[Tensor], Layout]:
         """Hand out the output of F, once, for the stage after."""
@@ -162,7 +190,7 @@ class Stage:
 
     def reset(self) -> None:
         """Forget everything about the microbatches of the step."""
-        self.targets, self.loss = [], None
+        self.targets, self.loss, self.losses, self._keywords = [], None, {}, ()
         for held in (self._inputs, self._outputs, self._edges, self._gradients, self._queues):
             held.clear()
 

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from zerobubble.errors import UsageError
 from zerobubble.ir import Placement
+from zerobubble.runtime.transport import LostRankError
+from zerobubble.runtime.watch import watch
 
 
 class TiedParameters:
@@ -47,7 +49,7 @@ class TiedParameters:
             if len(copies) < 2:
                 raise UsageError(f"tied parameters {list(names)}: name at least two")
             self.groups.append(copies)
-            self.repeated |= {p for _, p in copies[1:] if p is not None}
+            self.repeated |= {p for _, p in copies[1:] if p is not None and p is not copies[0][1]}
 
     @torch.no_grad()
     def copy_values(self) -> None:
@@ -68,10 +70,7 @@ class TiedParameters:
     def sum_gradients(self) -> None:
         """Give every copy the sum of the gradients of all."""
         for copies in self.groups:
-            gradients = [
-                None if p is None else torch.zeros_like(p) if p.grad is None else p.grad
-                for _, p in copies
-            ]
+            gradients = [_gradient(copies, index) for index in range(len(copies))]
             everything = [g for g in self._exchange(copies, gradients) if g is not None]
             for _, parameter in copies:
                 if parameter is not None and parameter.requires_grad:
@@ -111,9 +110,49 @@ class TiedParameters:
                 transfers.append(dist.P2POp(dist.irecv, value, holder, tag=index))
             else:
                 transfers += [dist.P2POp(dist.isend, value, peer, tag=index) for peer in peers]
-        for work in dist.batch_isend_irecv(transfers) if transfers else []:
-            work.wait()
+        before = watch.wait()
+        works = dist.batch_isend_irecv(transfers) if transfers else []
+        for work, transfer in zip(works, transfers, strict=False):  # NCCL has one work for all
+            try:
+                work.wait()
+            except RuntimeError as error:
+                raise LostRankError(transfer.peer, error) from error
+        watch.resume(before)
         return values
+
+
+def _gradient(copies: list[tuple[int, nn.Parameter | None]], index: int) -> Tensor | None:
+    """Give the gradient of a copy here, once where one Parameter object stands for several."""
+    parameter = copies[index][1]
+    if parameter is None:
+        return None
+    is_first = all(earlier is not parameter for _, earlier in copies[:index])
+    return (
+        parameter.grad if is_first and parameter.grad is not None else torch.zeros_like(parameter)
+    )
+
+
+def refuse_shared(
+    layers: Sequence[object], layers_of_stage: Sequence[Iterable[int]], placement: Placement
+) -> None:
+    """Refuse a Parameter object that layers on different ranks share.
+
+    Raises:
+        UsageError: there is one; the message names its copies as ``tied`` wants them.
+    """
+    owners: dict[nn.Parameter, tuple[int, str, int]] = {}
+    for stage, numbers in enumerate(layers_of_stage):
+        rank = placement.stage_to_rank[stage]
+        for number in numbers:
+            layer = layers[number]
+            for name, parameter in layer.named_parameters() if isinstance(layer, nn.Module) else ():
+                other, other_name, other_rank = owners.setdefault(parameter, (number, name, rank))
+                if other_rank != rank:
+                    names = f"('{other}.{other_name}', '{number}.{name}')"
+                    raise UsageError(
+                        f"layers {other} and {number} share a parameter but are on ranks "
+                        f"{other_rank} and {rank}: give each its own and pass tied=[{names}]"
+                    )
 
 
 def _form(parameter: nn.Parameter) -> int:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zerobubble.errors import UsageError
+from zerobubble.runtime.watch import watch
 
 MAX_TENSORS_PER_MESSAGE = 64
 
@@ -27,6 +28,29 @@ class Work(Protocol):
 
     def wait(self) -> Any:
         """Wait for its end; on CUDA only the current stream waits."""
+
+
+class LostRankError(RuntimeError):
+    """The connection to a rank is broken, or it was silent for too long."""
+
+    def __init__(self, peer: int, error: RuntimeError) -> None:
+        super().__init__(str(error))
+        self.peer = peer
+
+
+class _Transfer(NamedTuple):
+    """A transfer of a small tensor, which it keeps alive and whose error names the peer."""
+
+    work: Work
+    peer: int
+    tensor: Tensor
+
+    def wait(self) -> None:
+        """Wait for its end."""
+        try:
+            self.work.wait()
+        except RuntimeError as error:
+            raise LostRankError(self.peer, error) from error
 
 
 class _Link(NamedTuple):
@@ -64,7 +88,7 @@ class Transport:
         self.num_ranks = num_ranks
         self.rank = 0
         self.on_wait: Callable[[float], None] | None = None
-        self._outbox: list[tuple[Work, Tensor]] = []
+        self._outbox: list[Work] = []
         self._limit = limit = timedelta(seconds=timeout)
         num_processes = _num_processes()
         if num_processes != num_ranks and num_processes > 1:
@@ -82,6 +106,7 @@ class Transport:
         if dist.is_initialized():
             self.rank = dist.get_rank()
         if num_ranks > 1:
+            watch.start(self.rank)
             self._control = dist.new_group(backend="gloo", timeout=limit)
             self._data = self._connect(sorted(pairs), limit)
 
@@ -119,32 +144,41 @@ class Transport:
 
     def wait(self, works: Iterable[Work]) -> None:
         """Wait for the end of transfers: the one place where a rank waits for another."""
-        if self.on_wait is None:
-            for work in works:
-                work.wait()
-            return
+        before = watch.wait()
         began = time.perf_counter()
         for work in works:
             work.wait()
-        self.on_wait(time.perf_counter() - began)
+        watch.resume(before)
+        if self.on_wait is not None:
+            self.on_wait(time.perf_counter() - began)
 
     def start_send(self, tensor: Tensor, peer: int, tag: int) -> Work:
         """Start to send a small CPU tensor in the control group to a peer that awaits it."""
-        work: Work = self._control.send([tensor], peer, tag)
-        return work
+        return self._start(self._control.send, tensor, peer, tag)
 
     def start_receive(self, tensor: Tensor, peer: int, tag: int) -> Work:
         """Start to receive a small CPU tensor in the control group."""
-        work: Work = self._control.recv([tensor], peer, tag)
-        return work
+        return self._start(self._control.recv, tensor, peer, tag)
+
+    def _start(
+        self,
+        transfer: Callable[[list[Tensor], int, int], Work],
+        tensor: Tensor,
+        peer: int,
+        tag: int,
+    ) -> Work:
+        try:
+            return _Transfer(transfer([tensor], peer, tag), peer, tensor)
+        except RuntimeError as error:
+            raise LostRankError(peer, error) from error
 
     def send_control(self, tensor: Tensor, peer: int) -> None:
         """Start to send a small CPU tensor in the control group, kept until ``flush``."""
-        self._outbox.append((self.start_send(tensor, peer, tag=0), tensor))
+        self._outbox.append(self.start_send(tensor, peer, tag=0))
 
     def receive_control(self, tensor: Tensor, peer: int) -> Tensor:
         """Wait for a small CPU tensor from a peer."""
-        self.wait([self._control.recv([tensor], peer, 0)])
+        self.wait([self.start_receive(tensor, peer, tag=0)])
         return tensor
 
     def send_object(self, value: Any, peer: int) -> None:
@@ -169,6 +203,14 @@ class Transport:
         dist.gather_object(value, values, dst=0, group=self._control)
         return values
 
+    def share_object(self, value: Any) -> list[Any]:
+        """Give every rank one value of each."""
+        if self.num_ranks == 1:
+            return [value]
+        values: list[Any] = [None] * self.num_ranks
+        dist.all_gather_object(values, value, group=self._control)
+        return values
+
     def connect_all(self) -> dist.ProcessGroup:
         """Make an NCCL group of all ranks, used once, so that its next use waits for nobody."""
         group: dist.ProcessGroup = dist.new_group(backend="nccl", timeout=self._limit)
@@ -177,7 +219,7 @@ class Transport:
 
     def flush(self) -> None:
         """Wait until all control messages have been read, and drop them."""
-        self.wait([work for work, _ in self._outbox])
+        self.wait(self._outbox)
         self._outbox.clear()
 
 

@@ -41,8 +41,8 @@ class RunConfig:
     """Data type of matrix products: float32, or bfloat16 by autocast."""
     threads: int = 0
     """CPU threads of each rank; 0 shares the cores between the ranks of a machine."""
-    timeout_s: float = 60.0
-    """Seconds a rank waits for another one before the run fails."""
+    timeout_s: Annotated[float, arg(aliases=("--timeout",))] = 60.0
+    """Seconds a rank waits for another one before the run fails and names who is at work."""
     out: str = "runs/train"
     """Folder that receives the configuration, metrics, schedule and timeline."""
 
