@@ -148,13 +148,19 @@ SAVED = [models.embedding, Normed, models.MLP, models.Attention, Normed, models.
 
 
 def save_and_load(rank, schedule):
-    """Train on guesses, save, train on, go back to what was saved, train on again."""
+    """Train, save after a guess that was wrong, train on, go back to that, train on again."""
     pipe = Pipeline(models.built(SAVED), schedule, models.loss_fn)
     opt = pipe.optimizer(torch.optim.SGD, lr=0.1, max_grad_norm=1e3, validate="post")
-    for step in range(2):
-        pipe.step(*models.tokens(2 * M, step))
-        opt.step()
+    pipe.step(*models.tokens(2 * M))
+    opt.step()
+    before = {name: value.clone() for name, value in pipe.state_dict().items()}
+    pipe.step(*models.tokens(2 * M, 1))
+    if rank == schedule.num_ranks - 1:
+        next(p for _, p in pipe.named_parameters()).grad.view(-1)[0] = float("inf")
+    opt.step()
+    assert opt.is_pending
     saved = {name: value.clone() for name, value in pipe.state_dict().items()}
+    assert all(torch.equal(saved[name], before[name]) for name, _ in pipe.named_parameters())
     losses = []
     for _ in range(2):
         losses.append(float(pipe.step(*models.tokens(2 * M, 2))))

@@ -93,7 +93,7 @@ class Executor:
         try:
             for instruction, call in calls:
                 if instruction.action is Action.RUN:
-                    watch.begin(instruction.op, is_op=True)
+                    watch.begin(instruction.op)
                 call()
         except PipelineError:
             raise

@@ -200,7 +200,9 @@ class Transport:
         if self.num_ranks == 1:
             return [value]
         values: list[Any] | None = [None] * self.num_ranks if self.rank == 0 else None
+        before = watch.wait()
         dist.gather_object(value, values, dst=0, group=self._control)
+        watch.resume(before)
         return values
 
     def share_object(self, value: Any) -> list[Any]:
@@ -208,7 +210,9 @@ class Transport:
         if self.num_ranks == 1:
             return [value]
         values: list[Any] = [None] * self.num_ranks
+        before = watch.wait()
         dist.all_gather_object(values, value, group=self._control)
+        watch.resume(before)
         return values
 
     def connect_all(self) -> dist.ProcessGroup:

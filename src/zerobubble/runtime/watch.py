@@ -15,9 +15,9 @@ _LOOK_EVERY_S = 0.5
 _LONG_S = 1.0
 
 
-# What a process does, since when, and whether that is an op. A bare tuple, made before every op.
-_Busy = tuple[object, float, bool]
-_WAITING: _Busy = (None, 0.0, False)
+# What a process does, and since when. A bare tuple: one is made before every op.
+_Busy = tuple[object, float]
+_WAITING: _Busy = (None, 0.0)
 
 
 class Watch:
@@ -33,9 +33,9 @@ class Watch:
             self._thread = threading.Thread(target=self._look, args=(rank,), daemon=True)
             self._thread.start()
 
-    def begin(self, work: object, is_op: bool = False) -> None:
+    def begin(self, work: object) -> None:
         """Note the begin of some work."""
-        self._now = (work, time.monotonic(), is_op)
+        self._now = (work, time.monotonic())
 
     def wait(self) -> _Busy:
         """Note that this process waits for another; return what it did before."""
@@ -44,21 +44,21 @@ class Watch:
 
     def resume(self, before: _Busy) -> None:
         """Note the end of a wait."""
-        work, _, is_op = before
+        work, _ = before
         if work is not None:
-            self.begin(work, is_op)
+            self.begin(work)
 
     def _look(self, rank: int) -> None:
         told: _Busy | None = None
         while dist.is_initialized():
             time.sleep(_LOOK_EVERY_S)
             now = self._now
-            work, since, is_op = now
+            work, since = now
             is_long = work is not None and time.monotonic() - since > _LONG_S
             if now is told or not (is_long or told):
                 continue
             try:
-                _write(rank, work if is_long else "", since, is_op)
+                _write(rank, work if is_long else "", since)
             except (RuntimeError, ValueError):  # the store or the group has gone: nobody asks
                 break
             told = now if is_long else None
@@ -68,22 +68,22 @@ class Watch:
 watch = Watch()
 
 
-def _write(rank: int, work: object, since: float, is_op: bool) -> None:
+def _write(rank: int, work: object, since: float) -> None:
     began = time.time() - (time.monotonic() - since)
     store = dist.distributed_c10d._get_default_store()
-    store.set(f"{_KEY}{rank}", f"{int(is_op)} {began} {work}")
+    store.set(f"{_KEY}{rank}", f"{began} {work}")
 
 
 def longest_at_work() -> str | None:
-    """Say which rank has been at work for the longest; ops come before what is between steps."""
+    """Say which rank has been at work for the longest, and at what."""
     found = []
     store = dist.distributed_c10d._get_default_store()
     for rank in range(dist.get_world_size()):
         if store.check([f"{_KEY}{rank}"]):
-            is_op, began, work = store.get(f"{_KEY}{rank}").decode().split(" ", 2)
+            began, work = store.get(f"{_KEY}{rank}").decode().split(" ", 1)
             if work:
-                found.append((int(is_op), time.time() - float(began), rank, work))
+                found.append((time.time() - float(began), rank, work))
     if not found:
         return None
-    _, seconds, rank, work = max(found)
+    seconds, rank, work = max(found)
     return f"rank {rank} has been at {work} for {seconds:.0f} s"
