@@ -52,6 +52,10 @@ def test_text_has_a_line_for_each_schedule_within_the_memory(zerobubble):
         (["runtime", "-p", "2", "-m", "2", "--schedules", "1f1b,"], "unknown schedule ''"),
         (["runtime", "-p", "2", "-m", "2", "--costs", "1,2"], "--costs '1,2': write F,B,W,comm"),
         (["runtime", "-p", "2", "-m", "2", "--memory", "0"], "--memory '0': write a number"),
+        (
+            ["runtime", "-p", "1", "-m", "1", "--costs", "1e15,1,1,0"],
+            "lasts 1e+12 s at these costs",
+        ),
     ],
 )
 def test_bad_input_is_one_line(refused, flags, part):

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR
@@ -39,7 +40,7 @@ class Block(nn.Module):
 
     def forward(self, x):
         x = nn.functional.dropout(self.norm(self.linear(x)), 0.25, self.training)
-        return torch.tanh(x) + x * random.random()
+        return torch.tanh(x) + x * random.random() * float(np.random.random())
 
 
 class Sparse(Block):
@@ -75,6 +76,24 @@ def halves(num_layers):
 
 def linears(num_layers):
     return [First, *[lambda: nn.Linear(WIDTH, WIDTH)] * (num_layers - 1)]
+
+
+def plain(num_layers):
+    """Begin with a kernel that rounds in another way where rows are not aligned."""
+    return [lambda: nn.Linear(WIDTH, WIDTH)] * num_layers
+
+
+class Idle(nn.Linear):
+    """Never uses its parameters."""
+
+    def forward(self, x):
+        return x * 1.0
+
+
+def idle_in_the_middle(num_layers):
+    ends = num_layers // 2
+    middle = [lambda: Idle(WIDTH, WIDTH)] * (num_layers - 2 * ends + 1)
+    return [*linears(ends), *middle, *plain(ends - 1)]
 
 
 def sparse(num_layers):
@@ -141,6 +160,7 @@ class Case:
         spoils: the rank and the value that is put into one of its gradients, by step.
         accumulates: how many batches go into a step.
         options: of the pipeline.
+    rows: samples of a microbatch.
         does: more of what users do: "schedules" and "changes" the learning rate, meets new
             "shapes" after every spoilt step, "evaluates", "freezes" rank 1, "hooks" into step.
     """
@@ -152,6 +172,7 @@ class Case:
     layers: Callable = blocks
     accumulates: int = 1
     options: dict = field(default_factory=dict)
+    rows: int = 2
     does: tuple = ()
 
 
@@ -167,6 +188,7 @@ def train(rank, case, validate):
     """Train and return losses, everything that was trained, and counters."""
     torch.manual_seed(rank)
     random.seed(rank)
+    np.random.seed(rank)
     num_layers = case.schedule.num_stages + 1
     layers = models.built(case.layers(num_layers))
     pipe = Pipeline(
@@ -186,7 +208,7 @@ def train(rank, case, validate):
     state = opt.state_dict()
     recorded = {len(start) for start, _ in pipe._recorder.steps_ms()}
     assert recorded == {len(case.schedule.orders[rank])}, "marks of abandoned ops are dropped"
-    return losses, learned(pipe, state), state["counters"] | {"grad_norm": opt.grad_norm}
+    return losses, learned(pipe, state), state["counters"] | {"grad_norm": str(opt.grad_norm)}
 
 
 class Learner:
@@ -205,7 +227,7 @@ class Learner:
         m, does = self.case.schedule.num_microbatches, self.case.does
         losses = []
         for part in range(self.case.accumulates):
-            rows = 2 + (sum(s < step for s in self.case.spoils) if "shapes" in does else 0)
+            rows = self.case.rows + (sum(s < step for s in self.case.spoils) if "shapes" in does else 0)
             x = torch.randn(
                 rows * m, WIDTH, generator=torch.Generator().manual_seed(7 * step + part)
             )
@@ -239,7 +261,7 @@ def learned(pipe, state):
     stages = [stage.module.state_dict() for stage in pipe.stages.values()]
     rest = {key: value for key, value in state.items() if key != "counters"}
     leaves = pytree.tree_leaves((stages, rest))
-    drawn = [torch.rand(1), torch.tensor(random.random())]
+    drawn = [torch.rand(1), random.random(), np.random.random()]
     return [
         str(x.dtype) + str(x.tolist()) if isinstance(x, torch.Tensor) else str(x)
         for x in leaves + drawn

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from tests.dist import models
-from tests.dist.harness import launch
+from tests.dist.harness import attempt, launch
 from zerobubble import Pipeline, build
 
 FAILING_STAGE, FAILING_STEP = 1, 3
@@ -146,6 +146,27 @@ def end_while_a_guess_is_pending(rank, num_ranks):
         assert opt.is_pending
         if rank == 1 and step == 2:
             kill_this_process()
+
+
+def synchronize_after_a_loss(rank, num_ranks):
+    """Kill a rank before it takes part in the step; the others try twice to settle it."""
+    pipe = Pipeline(
+        models.built(models.transformer(num_ranks)), build("zb-h2", num_ranks, 4), models.loss_fn
+    )
+    opt = pipe.optimizer(torch.optim.AdamW, lr=0.1, max_grad_norm=1e3, validate="post")
+    pipe.step(*models.tokens(8))
+    if rank == num_ranks - 1:
+        kill_this_process()
+    return [attempt(call) for call in (opt.step, opt.synchronize, opt.synchronize)]
+
+
+def test_a_step_that_a_lost_rank_left_unsettled_stays_so_with_its_name():
+    first, second, _ = launch(synchronize_after_a_loss, 3, 3)
+    for outcome in (first, second):
+        for name, message in filter(None, outcome.value):
+            assert name == "PipelineError"
+            assert "lost rank 2" in message
+        assert outcome.value[-1] is not None
 
 
 @pytest.mark.parametrize("num_ranks", [3, 4])

@@ -16,8 +16,10 @@ from tests.dist.post_validation import (
     compare,
     groups,
     halves,
+    idle_in_the_middle,
     linears,
     of_class,
+    plain,
     scaled,
     scaled_by_torch,
     sparse,
@@ -33,7 +35,7 @@ VALUES = (TO_CLIP, INF, NAN, TO_CLIP)
 def in_turn(num_ranks):
     """Spoil every rank in turn, two steps in a row, the first and the last one too."""
     steps = [0, 1, *range(4, NUM_STEPS - 4, 3), NUM_STEPS - 3, NUM_STEPS - 1]
-    return {s: ((i + 1) % num_ranks, VALUES[i % 4]) for i, s in enumerate(steps)}
+    return {s: (i % num_ranks, VALUES[i // num_ranks % 4]) for i, s in enumerate(steps)}
 
 
 def reordered(num_microbatches):
@@ -92,6 +94,10 @@ CASES = {
     "p3-evaluates": short(does=("evaluates",)),
     "p3-frozen": short(spoils={1: (2, TO_CLIP), 4: (0, NAN), 5: (2, INF)}, does=("freezes",)),
     "p3-hooks": short(does=("hooks",)),
+    "p3-unaligned": short(layers=plain, rows=3),
+    "p3-idle": short(
+        layers=idle_in_the_middle, spoils={s: (2, TO_CLIP) for s in (1, 2, 5)}
+    ),
 }
 
 

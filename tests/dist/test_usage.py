@@ -7,6 +7,7 @@ from torch import nn
 from tests.dist import models
 from tests.dist.harness import attempt, launch, values
 from zerobubble import Pipeline, build
+from zerobubble.runtime import LossScaler
 
 
 
@@ -146,6 +147,72 @@ def one_mistake(rank, mistake):
     return "finished"
 
 
+def make_optimizers(rank, world_size):
+    """Attempt optimizers that cannot agree, or that cannot be, on a pipeline for each."""
+    adamw, sgd = torch.optim.AdamW, torch.optim.SGD
+
+    def make(optimizer=adamw, layers=None, options=(), **settings):
+        pipe = two_ranks(layers, **dict(options))
+        if not isinstance(optimizer, type):
+            optimizer = optimizer(pipe)
+        return attempt(pipe.optimizer, optimizer, **settings)
+
+    def some_copies(pipe):
+        named = pipe.named_parameters()
+        return sgd([p for name, p in named if not (rank and "weight" in name)], lr=1.0)
+
+    alike = [nn.Linear(8, 8), nn.Linear(8, 8)]
+    scaler = LossScaler() if rank else None
+    return {
+        "norms": make(max_grad_norm=1.0 + rank),
+        "ways": make(validate=("post", "sync")[rank]),
+        "scalers": make(loss_scaler=scaler),
+        "text": make(max_grad_norm="1.0"),
+        "closure": make(torch.optim.LBFGS),
+        "strangers": make(lambda _: adamw([nn.Parameter(torch.ones(3))])),
+        "copies": make(some_copies, alike, {"tied": [ENDS]}),
+    }
+
+
+DIFFERENT = {
+    "norms": "ranks 0 and 1 have max_grad_norm 1.0 and 2.0: give all ranks the same",
+    "ways": "ranks 0 and 1 have validate post and sync: give all ranks the same",
+    "scalers": "ranks 0 and 1 have loss scaler None and {",
+    "text": "max_grad_norm must be a positive number, not '1.0'",
+    "closure": "LBFGS evaluates the loss again within its step, which a pipeline cannot: use",
+    "strangers": "the optimizer has a parameter of shape [3] that is not this rank's: make it",
+    "copies": "an optimizer steps only some of the copies of a tied parameter of shape [8, 8]: ",
+}
+
+
+def test_an_optimizer_that_cannot_be_is_named_on_every_rank():
+    for of_rank in values(launch(make_optimizers, 2, 2)):
+        assert of_rank.keys() == DIFFERENT.keys()
+        for key, (name, message) in of_rank.items():
+            assert name == "UsageError", message
+            assert message.startswith(DIFFERENT[key])
+
+
+def mistake_between_steps(rank, mistake):
+    """Call something on one rank only, while a guess is pending."""
+    pipe = two_ranks()
+    opt = pipe.optimizer(torch.optim.SGD, lr=0.1, max_grad_norm=1e3, validate="post")
+    for _ in range(3):
+        pipe.step(*models.tokens(8))
+        if not (mistake == "no-step" and rank == 1):
+            opt.step()
+        if mistake == "synchronize" and rank == 0:
+            opt.synchronize()
+
+
+@pytest.mark.parametrize("mistake", ["synchronize", "no-step"])
+def test_ranks_that_treat_the_optimizer_in_different_ways_are_told_at_once(mistake):
+    outcomes = launch(mistake_between_steps, 2, mistake, timeout=40)
+    assert [outcome.exit_code for outcome in outcomes] == [1, 1]
+    messages = [outcome.error[1] for outcome in outcomes]
+    assert any("ranks 0 and 1 do not run the same" in message for message in messages), messages
+
+
 FIRST_TO_SEE = {
     "not-a-module": (1, "UsageError", "layer 3 must be a module or a callable without arguments"),
     "unknown-tied": (1, "UsageError", "tied parameter '3.out.wait' does not exist; layer 3 has ["),
@@ -212,5 +279,5 @@ def test_two_processes_refuse_a_schedule_for_another_number(num_ranks):
 @pytest.mark.parametrize("max_grad_norm", [0, -1.0, float("nan")])
 def test_a_norm_limit_must_be_positive(max_grad_norm):
     pipe = Pipeline([nn.Linear(2, 2)], build("1f1b", 1, 1), nn.functional.mse_loss)
-    with pytest.raises(ValueError, match=f"max_grad_norm must be positive, not {max_grad_norm}"):
+    with pytest.raises(ValueError, match=f"max_grad_norm must be a positive number, not {max_grad_norm}"):
         pipe.optimizer(torch.optim.SGD, max_grad_norm=max_grad_norm)

@@ -9,7 +9,7 @@ from torch.utils import _pytree as pytree
 
 from zerobubble.runtime import attempt as attempt_module
 from zerobubble.runtime.agreement import Verdict
-from zerobubble.runtime.attempt import attempt, has_step_hooks
+from zerobubble.runtime.attempt import attempt, must_see_what_stands
 from zerobubble.runtime.master_weights import Weights, build_weights
 
 SHAPES = [(5, 3), (3,), (2, 2, 2), (7,)]
@@ -165,11 +165,19 @@ def test_a_snapshot_keeps_parameters_state_and_gradients():
 
 def test_hooks_on_step_are_noticed():
     inner = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
-    assert not has_step_hooks(inner)
+    assert not must_see_what_stands(inner)
     handle = inner.register_step_post_hook(lambda *_: None)
-    assert has_step_hooks(inner)
+    assert must_see_what_stands(inner)
     handle.remove()
-    assert not has_step_hooks(inner)
+    assert not must_see_what_stands(inner)
+
+
+def test_a_step_of_the_users_own_is_noticed_but_not_that_of_a_scheduler():
+    inner = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    torch.optim.lr_scheduler.ExponentialLR(inner, 0.5)
+    assert not must_see_what_stands(inner)
+    inner.step = lambda: None
+    assert must_see_what_stands(inner)
 
 
 def test_a_scheduler_sees_the_step_of_an_attempt(recwarn):

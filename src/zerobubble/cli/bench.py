@@ -21,6 +21,7 @@ from zerobubble.costs import Costs
 from zerobubble.errors import UsageError
 from zerobubble.ir import Schedule
 from zerobubble.search import search
+from zerobubble.simulate import simulate
 from zerobubble.verify import verify
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 _SEARCH = "search"
 _SCHEDULES = f"1f1b,zb-h1,zb-h2,zb-v,v-half,interleaved:v=2,{_SEARCH}"
 _NEXT_SCHEDULE = re.compile(r",(?!\w+=)")  # in zb-auto:v=1,memory=3 the comma belongs to the name
+_LONGEST_S = 3600.0
 _COLUMNS = ("schedule", "validate", "span", "makespan", "measured", "ratio", "host us/op")
 _LINE = "{:20} {:8} {:>10} {:>10} {:>10} {:>7} {:>10}"
 
@@ -75,6 +77,8 @@ def run(argv: Sequence[str]) -> int:
     asked = parse(Bench, rest, command="bench runtime")
     ranks, _ = require_counts("bench runtime", asked.ranks, asked.microbatches)
     chosen = [_choose(spec, asked) for spec in _NEXT_SCHEDULE.split(asked.schedules)]
+    for schedule, costs in chosen:
+        _require_short(schedule, costs)
     ways = ("post", "sync") if asked.validate == "both" else (asked.validate,)
     if not asked.json:
         print(_LINE.format(*_COLUMNS).rstrip(), flush=True)
@@ -98,6 +102,15 @@ def _choose(spec: str, asked: Bench) -> tuple[Schedule, Costs]:
     limits = [2.0 * ranks] * ranks if limits is None else limits
     found = search(any_costs, ranks, microbatches, limits, effort="quick")
     return found.schedule.renamed(_SEARCH), found.timeline.costs
+
+
+def _require_short(schedule: Schedule, costs: Costs) -> None:
+    seconds = simulate(schedule, costs).makespan / 1e3
+    if not seconds <= _LONGEST_S:
+        raise UsageError(
+            f"a step of {schedule.name} lasts {seconds:.3g} s at these costs, and it is run for "
+            "real: give times in milliseconds that add up to an hour at most"
+        )
 
 
 @dataclass(frozen=True)
@@ -138,5 +151,6 @@ class _Work:
 
 def _text(row: "Measurement") -> str:
     times = (f"{ms:.1f}" for ms in (row.span, row.makespan, row.measured))
-    ratio, host = f"{row.ratio:.4f}", f"{row.host_us_per_op:.0f}"
+    ratio = "-" if row.ratio is None else f"{row.ratio:.4f}"
+    host = f"{row.host_us_per_op:.0f}"
     return _LINE.format(row.schedule, row.validate, *times, ratio, host)

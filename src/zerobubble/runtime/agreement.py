@@ -7,8 +7,9 @@ and its root is rounded to float32, so that the order of the ranks does not show
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,6 +50,22 @@ class Verdict:
         return self.num_guesses > 0 and not self.is_plain
 
 
+def must_be_the_same(transport: Transport, settings: Mapping[str, Any]) -> None:
+    """Compare what the ranks were given; all must call this together.
+
+    Raises:
+        UsageError: something differs; on every rank.
+    """
+    of_ranks = transport.share_object(dict(settings))
+    for rank, others in enumerate(of_ranks):
+        for name, value in others.items():
+            if value != of_ranks[0][name]:
+                raise UsageError(
+                    f"ranks 0 and {rank} have {name} {of_ranks[0][name]} and {value}: give all "
+                    "ranks the same"
+                )
+
+
 class Agreement:
     """The messages of one optimizer about the norm of its gradients.
 
@@ -69,8 +86,9 @@ class Agreement:
         number: int,
         max_grad_norm: float | None,
     ) -> None:
-        if max_grad_norm is not None and not max_grad_norm > 0:
-            raise UsageError(f"max_grad_norm must be positive, not {max_grad_norm}")
+        is_number = isinstance(max_grad_norm, int | float) and max_grad_norm > 0
+        if max_grad_norm is not None and not is_number:
+            raise UsageError(f"max_grad_norm must be a positive number, not {max_grad_norm!r}")
         self.max_grad_norm = max_grad_norm
         self.num_steps = 0
         position = chain.index(transport.rank)
@@ -100,8 +118,9 @@ class Agreement:
             return torch.zeros(2, dtype=torch.float64)
         self.expect()
         assert self._part is not None
-        (part, work), self._part = self._part, None
+        part, work = self._part
         self._wait(work, self.before)
+        self._part = None
         return part
 
     def pass_on(self, part: Tensor) -> None:
@@ -118,8 +137,9 @@ class Agreement:
     def verdict(self) -> Verdict:
         """Wait for the whole state."""
         assert self._whole is not None, "the last rank in the chain knows it"
-        (whole, work), self._whole = self._whole, None
+        whole, work = self._whole
         self._wait(work, self.last)
+        self._whole = None
         return self.judge(whole)
 
     def judge(self, part: Tensor) -> Verdict:

@@ -42,7 +42,7 @@ class Announcements:
         self._own_keywords = {name for stage in stages.values() for name in stage.module.keywords}
         self._keywords: set[str] = set().union(*transport.share_object(self._own_keywords))
 
-    def take(self, x: Any, y: Any, keywords: Mapping[str, Any], purpose: str, step: int) -> Batch:
+    def take(self, x: Any, y: Any, keywords: Mapping[str, Any], intention: str, step: int) -> Batch:
         """Tell the next rank what a batch is like, and take what this rank reads of it.
 
         Raises:
@@ -55,7 +55,7 @@ class Announcements:
         if 0 in self._stages:
             about, num_samples = signature(x), count_samples(x)
             share_samples(num_samples, self._num_microbatches)
-        about, num_samples = self._pass_on(about, num_samples, purpose, step)
+        about, num_samples = self._pass_on(about, num_samples, intention, step)
         sizes = share_samples(num_samples, self._num_microbatches)
         return take_batch(x, y, taken, sizes, about, self._transport.device)
 
@@ -73,17 +73,18 @@ class Announcements:
                 raise UsageError(f"no layer of the model takes keyword {name!r}; they take {known}")
         return {name: v for name, v in keywords.items() if takes(self._own_keywords, name)}
 
-    def _pass_on(self, about: int, num_samples: int, purpose: str, step: int) -> tuple[int, int]:
+    def _pass_on(self, about: int, num_samples: int, intention: str, step: int) -> tuple[int, int]:
         """Tell the next rank what the first one knows, and the others are told."""
-        intention = crc32(f"{purpose} {self._digest}".encode())
-        message = torch.tensor([intention, about, num_samples])
+        digest = crc32(f"{intention} {self._digest}".encode())
+        message = torch.tensor([digest, about, num_samples])
         if self._before is not None:
             with naming_the_cause(self._transport.rank, f"start of step {step}", self._before):
                 self._transport.receive_control(message, self._before)
-            if int(message[0]) != intention:
+            if int(message[0]) != digest:
                 raise UsageError(
                     f"ranks {self._before} and {self._transport.rank} do not run the same: all "
-                    "ranks must be given the same schedule and call step and eval in the same order"
+                    "ranks must be given the same schedule, and call step and eval of the pipeline "
+                    "and step and synchronize of the optimizer in the same order"
                 )
         self._transport.flush()  # of the step before: all of it has been read
         for rank in self._after:

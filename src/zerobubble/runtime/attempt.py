@@ -68,9 +68,16 @@ def attempt(weights: Weights, owned: Sequence[nn.Parameter]) -> Attempt:
     return begun
 
 
-def has_step_hooks(inner: torch.optim.Optimizer) -> bool:
-    """Say whether ``step`` has hooks, which must see only what stands."""
-    return any(
+def multiply(gradients: list[Tensor], factor: float) -> None:
+    """Multiply gradients, of which there may be none, in place."""
+    if gradients and factor != 1:
+        torch._foreach_mul_(gradients, factor)
+
+
+def must_see_what_stands(inner: torch.optim.Optimizer) -> bool:
+    """Say whether ``step`` has hooks, or has been replaced other than by a scheduler of torch."""
+    is_replaced = "step" in vars(inner) and not hasattr(inner.step, "_wrapped_by_lr_sched")
+    return is_replaced or any(
         (
             inner._optimizer_step_pre_hooks,
             inner._optimizer_step_post_hooks,
@@ -133,7 +140,7 @@ class _LightAttempt(Attempt):
                     self.inner.state[parameter] = state
 
     def redo(self, factor: float) -> None:
-        torch._foreach_mul_(self._gradients(), factor)
+        multiply(self._gradients(), factor)
         self.commit()
         self.undo()
 
@@ -149,12 +156,14 @@ def _buckets(
     """Split the parameters with gradients into buckets, each with the options of its group."""
     for group, options in zip(inner.param_groups, _options(inner), strict=True):
         bucket: list[nn.Parameter] = []
+        num_bytes = 0
         for parameter in group["params"]:
             if parameter.grad is not None:
                 bucket.append(parameter)
-            if sum(p.nbytes for p in bucket) >= BUCKET_BYTES:
+                num_bytes += parameter.nbytes
+            if num_bytes >= BUCKET_BYTES:
                 yield options, bucket
-                bucket = []
+                bucket, num_bytes = [], 0
         if bucket:
             yield options, bucket
 
@@ -213,7 +222,7 @@ class _SnapshotAttempt(Attempt):
         """Nothing is left to do: the optimizer has stepped."""
 
     def redo(self, factor: float) -> None:
-        torch._foreach_mul_(list(self._gradients.values()), factor)
+        multiply(list(self._gradients.values()), factor)
         with self._as_before():
             for parameter, gradient in self._gradients.items():
                 parameter.grad = gradient

@@ -12,6 +12,8 @@ from torch.utils import _pytree as pytree
 from zerobubble.errors import UsageError
 from zerobubble.runtime.stage import Stage
 
+_ALIGNMENT = 512  # bytes: no device looks at more
+
 
 class Whole:
     """Marks a value that every microbatch gets as it is, whatever it is, instead of its samples.
@@ -58,11 +60,28 @@ class Batch:
 
         def copy(tensor: Tensor) -> Tensor:
             if tensor not in copies:
-                copies[tensor] = tensor.clone()
+                copies[tensor] = copy_aligned(tensor)
             return copies[tensor]
 
         parts = (self.keywords, self.inputs, self.targets)
         return Batch(self.sizes, self.signature, *pytree.tree_map_only(Tensor, copy, parts))
+
+
+def copy_aligned(tensor: Tensor) -> Tensor:
+    """Copy a tensor to an address that is aligned as its own.
+
+    Kernels round in another way where rows do not begin at multiples of a vector's size.
+    """
+    if tensor.layout is not torch.strided or tensor.numel() == 0:
+        return tensor.clone()
+    stride = tensor.stride()
+    own = tuple(1 if step == 0 else size for size, step in zip(tensor.shape, stride, strict=True))
+    extent = 1 + sum((size - 1) * step for size, step in zip(own, stride, strict=True))
+    buffer = tensor.new_empty(extent + _ALIGNMENT // tensor.element_size() + 1)
+    offset = (tensor.data_ptr() - buffer.data_ptr()) % _ALIGNMENT // tensor.element_size()
+    copied = buffer.as_strided(own, stride, offset)
+    copied.copy_(tensor.as_strided(own, stride))
+    return copied.expand(tensor.shape)
 
 
 def take_batch(

@@ -53,7 +53,7 @@ def naming_the_cause(rank: int, what: str, peer: int | None = None) -> Iterator[
         raise
     except PipelineError:
         raise
-    except RuntimeError as error:
+    except Exception as error:
         if not _is_lost_connection(error):
             cause = _first_cause(f"rank {rank}, {what}: {type(error).__name__}: {_one_line(error)}")
             raise PipelineError(cause) from error

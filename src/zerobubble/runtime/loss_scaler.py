@@ -1,10 +1,14 @@
 """By what is the loss multiplied, so that gradients in float16 do not vanish?"""
 
+import math
 from typing import Any
 
 import torch
 
 from zerobubble.errors import UsageError
+
+# Beyond these neither the scale nor its inverse are float32.
+_SMALLEST, _LARGEST = 2.0**-126, 2.0**126
 
 
 class LossScaler:
@@ -35,10 +39,12 @@ class LossScaler:
         backoff_factor: float = 0.5,
         growth_interval: int = 2000,
     ) -> None:
-        if not (initial_scale > 0 and growth_factor >= 1 and 0 < backoff_factor < 1):
+        is_finite = math.isfinite(initial_scale) and math.isfinite(growth_factor)
+        if not (is_finite and initial_scale > 0 and growth_factor >= 1 and 0 < backoff_factor < 1):
             raise UsageError(
-                "a loss scaler needs initial_scale > 0, growth_factor >= 1 and backoff_factor "
-                f"between 0 and 1, not {initial_scale}, {growth_factor} and {backoff_factor}"
+                "a loss scaler needs a finite initial_scale > 0, growth_factor >= 1 and "
+                "backoff_factor between 0 and 1, not "
+                f"{initial_scale}, {growth_factor} and {backoff_factor}"
             )
         if growth_interval < 1:
             raise UsageError(f"growth_interval must be at least 1, not {growth_interval}")
@@ -48,13 +54,19 @@ class LossScaler:
         self.scale = initial_scale
         self.num_good_steps = 0
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Give all that must be the same on every rank."""
+        fixed = ("growth_factor", "backoff_factor", "growth_interval")
+        return {name: getattr(self, name) for name in fixed} | self.state_dict()
+
     def update(self, is_finite: bool) -> None:
         """Note how a step of the optimizer went."""
         self.num_good_steps = self.num_good_steps + 1 if is_finite else 0
         if not is_finite:
-            self.scale *= self.backoff_factor
+            self.scale = max(self.scale * self.backoff_factor, _SMALLEST)
         elif self.num_good_steps == self.growth_interval:
-            self.scale *= self.growth_factor
+            self.scale = min(self.scale * self.growth_factor, _LARGEST)
             self.num_good_steps = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -67,30 +79,35 @@ class LossScaler:
 
 
 class _TorchLossScaler(LossScaler):
-    """Takes its settings from a ``torch.amp.GradScaler`` and keeps that one's state up to date."""
+    """Takes its settings from a ``torch.amp.GradScaler`` and keeps its state in that one."""
 
     def __init__(self, scaler: torch.amp.GradScaler) -> None:
-        settings = scaler.state_dict()
-        super().__init__(
-            settings["scale"],
-            settings["growth_factor"],
-            settings["backoff_factor"],
-            settings["growth_interval"],
-        )
-        self.num_good_steps = settings["_growth_tracker"]
         self.inner = scaler
+        state = scaler.state_dict()
+        factors = (state["growth_factor"], state["backoff_factor"], state["growth_interval"])
+        super().__init__(state["scale"], *factors)
+        self.num_good_steps = state["_growth_tracker"]
 
-    def update(self, is_finite: bool) -> None:
-        super().update(is_finite)
-        self._store()
+    @property
+    def scale(self) -> float:
+        """The scale that the other one has now."""
+        return float(self.inner.get_scale())
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._store()
+    @scale.setter
+    def scale(self, value: float) -> None:
+        self._store("scale", value)
 
-    def _store(self) -> None:
-        changed = {"scale": self.scale, "_growth_tracker": self.num_good_steps}
-        self.inner.load_state_dict({**self.inner.state_dict(), **changed})
+    @property
+    def num_good_steps(self) -> int:
+        """How many good steps the other one has counted."""
+        return int(self.inner.state_dict()["_growth_tracker"])
+
+    @num_good_steps.setter
+    def num_good_steps(self, value: int) -> None:
+        self._store("_growth_tracker", value)
+
+    def _store(self, name: str, value: float) -> None:
+        self.inner.load_state_dict({**self.inner.state_dict(), name: value})
 
 
 def find_loss_scaler(

@@ -1,6 +1,7 @@
 """Which parameters does the optimizer step? The model's own, or float32 copies of them."""
 
 from collections.abc import Callable, Iterable, Mapping
+from inspect import Parameter, signature
 from typing import Any
 
 import torch
@@ -35,6 +36,11 @@ class Weights:
         """The parameters of all groups, in their order."""
         groups = [] if self.inner is None else self.inner.param_groups
         return [parameter for group in groups for parameter in group["params"]]
+
+    @property
+    def all_working(self) -> set[nn.Parameter]:
+        """All parameters that the model computes with and the optimizer steps."""
+        return {self.working(parameter) for parameter in self.owned}
 
     def working(self, owned: nn.Parameter) -> nn.Parameter:
         """Find the parameter that the model computes with."""
@@ -75,18 +81,36 @@ def build_weights(
 
     Raises:
         UsageError: options are given beside a finished optimizer, or master weights beside one
-            that has stepped.
+            that has stepped; it is for other parameters, or needs a closure.
     """
     if isinstance(optimizer, torch.optim.Optimizer):
         if options:
             raise UsageError(f"options {sorted(options)} need an optimizer class, not an instance")
+        own = set(parameters.values())
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            if parameter not in own:
+                raise UsageError(
+                    f"the optimizer has a parameter of shape {list(parameter.shape)} that is not "
+                    "this rank's: make it from pipe.named_parameters()"
+                )
+        _must_need_no_closure(optimizer)
         return Weights(optimizer, _give_masters(optimizer) if master_weights else None)
     trainable = [p for p in dict.fromkeys(parameters.values()) if p.requires_grad]
     if not trainable:
         return Weights(None)
     masters = _masters(trainable) if master_weights else {}
     inner = optimizer([masters.get(p, p) for p in trainable], **options)
+    _must_need_no_closure(inner)
     return Weights(inner, {master: working for working, master in masters.items()})
+
+
+def _must_need_no_closure(inner: torch.optim.Optimizer) -> None:
+    closure = signature(type(inner).step).parameters.get("closure")
+    if closure is not None and closure.default is Parameter.empty:
+        raise UsageError(
+            f"{type(inner).__name__} evaluates the loss again within its step, which a pipeline "
+            "cannot: use an optimizer whose step needs no closure"
+        )
 
 
 def _masters(parameters: Iterable[nn.Parameter]) -> dict[nn.Parameter, nn.Parameter]:

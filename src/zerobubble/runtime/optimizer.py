@@ -5,16 +5,20 @@ that nothing is clipped or skipped, and learns at the VALIDATE of its next progr
 right (arXiv 2401.10241, section 4).
 """
 
+import atexit
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
 
 from zerobubble.errors import UsageError
 from zerobubble.runtime.agreement import Agreement, Verdict
-from zerobubble.runtime.attempt import Attempt, attempt, has_step_hooks
+from zerobubble.runtime.attempt import Attempt, attempt, multiply, must_see_what_stands
 from zerobubble.runtime.failure import naming_the_cause
 from zerobubble.runtime.loss_scaler import LossScaler
 from zerobubble.runtime.master_weights import Weights
@@ -77,6 +81,8 @@ class PipelineOptimizer:
         self._may_guess = validate == "post"
         self._expects_to_clip = False
         self._pending: _Pending | None = None
+        # A process that ends while the others still settle this step would break their connection.
+        atexit.register(_settle_at_exit, ref(self))
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -100,7 +106,7 @@ class PipelineOptimizer:
         self.synchronize()
         self.num_steps += 1
         with naming_the_cause(self._tied.rank, f"optimizer step {self.num_steps}"):
-            self._tied.sum_gradients()
+            self._tied.sum_gradients(self._weights.all_working)
             owned = self._weights.collect_gradients()
             self._unscale(owned)
             part = self._add_squares(owned)
@@ -191,9 +197,8 @@ class PipelineOptimizer:
             setattr(self, name, value)
 
     def _unscale(self, owned: Sequence[nn.Parameter]) -> None:
-        gradients = [p.grad for p in owned if p.grad is not None]
-        if self.loss_scaler is not None and gradients:
-            torch._foreach_mul_(gradients, 1 / self.loss_scaler.scale)
+        if self.loss_scaler is not None:
+            multiply([p.grad for p in owned if p.grad is not None], 1 / self.loss_scaler.scale)
 
     def _add_squares(self, owned: Sequence[nn.Parameter]) -> Tensor:
         """Add this rank's squared norms to those of the ranks before; float64, on the CPU."""
@@ -212,16 +217,14 @@ class PipelineOptimizer:
             self._may_guess
             and not self.agreement.is_last
             and not self._expects_to_clip
-            and not (self.inner is not None and has_step_hooks(self.inner))
+            and not (self.inner is not None and must_see_what_stands(self.inner))
             and self.agreement.judge(part).is_plain
         )
 
     def _take(self, owned: Sequence[nn.Parameter], verdict: Verdict) -> None:
         """Take the step as it will stand, and drop the gradients."""
         if verdict.is_finite and self.inner is not None:
-            gradients = [p.grad for p in owned if p.grad is not None]
-            if verdict.factor < 1 and gradients:
-                torch._foreach_mul_(gradients, verdict.factor)
+            multiply([p.grad for p in owned if p.grad is not None], verdict.factor)
             self.inner.step()
             self._weights.round(owned)
         self.zero_grad()
@@ -235,6 +238,14 @@ class PipelineOptimizer:
         self.num_skipped += not verdict.is_finite
         if self.loss_scaler is not None:
             self.loss_scaler.update(verdict.is_finite)
+
+
+def _settle_at_exit(optimizer: "ref[PipelineOptimizer]") -> None:
+    """Settle what a script has left pending, unless it ends because of an error."""
+    left = optimizer()
+    if left is not None and left.is_pending and not hasattr(sys, "last_value"):
+        with suppress(Exception):  # the connections may have been closed already
+            left.synchronize()
 
 
 def _square(gradient: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from zerobubble.autograd import ready_to_defer
 from zerobubble.errors import PipelineError, UsageError
 from zerobubble.ir import Kind, Schedule
 from zerobubble.lower import Action, Program, forward_only, lower
-from zerobubble.runtime.agreement import Agreement
+from zerobubble.runtime.agreement import Agreement, must_be_the_same
 from zerobubble.runtime.announcement import Announcements
 from zerobubble.runtime.beginning import Beginning
 from zerobubble.runtime.device import autocast as build_autocast
@@ -205,13 +205,23 @@ class Pipeline:
         if self._optimizers and (scaler or self._optimizers[0].loss_scaler):
             raise UsageError("a loss scaler serves only one optimizer of a pipeline: make one")
         number = len(self._optimizers)
+        agreement = Agreement(self._transport, self._chain, number, max_grad_norm)
+        parameters = dict(self.named_parameters())
+        weights = build_weights(optimizer, parameters, options, master_weights)
         wrapped = PipelineOptimizer(
-            build_weights(optimizer, dict(self.named_parameters()), options, master_weights),
-            Agreement(self._transport, self._chain, number, max_grad_norm),
-            self._tied,
-            validate=validate,
-            loss_scaler=scaler,
+            weights, agreement, self._tied, validate=validate, loss_scaler=scaler
         )
+        with naming_the_cause(self.rank, "building of an optimizer"):
+            must_be_the_same(
+                self._transport,
+                {
+                    "number of optimizers": number,
+                    "max_grad_norm": max_grad_norm,
+                    "validate": validate,
+                    "loss scaler": None if scaler is None else scaler.settings,
+                },
+            )
+            self._tied.must_be_claimed_by_all(weights.all_working)
         self._optimizers.append(wrapped)
         for stage in self.stages.values():
             stage.loss_scaler = scaler
@@ -305,7 +315,9 @@ class Pipeline:
             raise PipelineError(f"this pipeline has stopped: {self._failure}: build it anew")
         try:
             with naming_the_cause(self.rank, f"start of step {self.num_steps}"):
-                batch = self._announcements.take(x, y, keywords, purpose, self.num_steps)
+                steps = [(each.num_steps, each.is_pending) for each in self._optimizers]
+                intention = f"{purpose} {steps}"
+                batch = self._announcements.take(x, y, keywords, intention, self.num_steps)
                 self._messages.begin(self._layouts[purpose, batch.signature], batch.sizes)
                 batch.give(self.stages, self.schedule.num_stages)
                 self._loss.expect()

@@ -6,7 +6,7 @@ the order of the layers on every rank, so that the result does not depend on the
 norms and clipping the group counts once.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from zlib import crc32
 
 import torch
@@ -67,9 +67,11 @@ class TiedParameters:
                     parameter.copy_(first)
 
     @torch.no_grad()
-    def sum_gradients(self) -> None:
-        """Give every copy the sum of the gradients of all."""
+    def sum_gradients(self, among: Container[nn.Parameter]) -> None:
+        """Give every copy, of those groups that are among some parameters, the sum of all."""
         for copies in self.groups:
+            if not any(p in among for _, p in copies if p is not None):
+                continue
             gradients = [_gradient(copies, index) for index in range(len(copies))]
             everything = [g for g in self._exchange(copies, gradients) if g is not None]
             for _, parameter in copies:
@@ -78,6 +80,26 @@ class TiedParameters:
                     for gradient in everything[1:]:
                         total.add_(gradient)
                     parameter.grad = total
+
+    @torch.no_grad()
+    def must_be_claimed_by_all(self, owned: Container[nn.Parameter]) -> None:
+        """Refuse an optimizer that steps only some copies of a tied parameter; all ranks call this.
+
+        Raises:
+            UsageError: this is so; on every rank that holds a copy.
+        """
+        for copies in self.groups:
+            claims = [
+                None if p is None else p.new_tensor([p in owned], dtype=torch.int64)
+                for _, p in copies
+            ]
+            known = [bool(c) for c in self._exchange(copies, claims) if c is not None]
+            if any(known) and not all(known):
+                shape = next(list(p.shape) for _, p in copies if p is not None)
+                raise UsageError(
+                    f"an optimizer steps only some of the copies of a tied parameter of shape "
+                    f"{shape}: give it all of them, on every rank"
+                )
 
     def _must_be_alike(self, copies: list[tuple[int, nn.Parameter | None]]) -> None:
         """Refuse copies that cannot stay equal."""
