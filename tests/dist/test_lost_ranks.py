@@ -50,7 +50,8 @@ def train_until_killed(rank, name, num_ranks, killed, moment, validate):
 
 
 def cases():
-    """Twenty kills: where is drawn by a seed."""
+    """One kill that only the exchange of tied gradients can see, and twenty drawn by a seed."""
+    yield "1f1b", 2, 1, ("tied", 1), "sync"
     draw = random.Random(6)
     for index in range(20):
         num_ranks = 3 + index % 2
