@@ -1,8 +1,13 @@
 """Do all ranks clip, skip and step as one process would?"""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from tests.dist import models
@@ -104,3 +109,65 @@ def test_a_rank_with_nothing_to_train_clips_along():
     assert [clipped for clipped, _, _ in found] == [1, 1, 1]
     assert found[0][1] == found[1][1] == found[2][1] > 0.01
     assert [num_groups for _, _, num_groups in found] == [1, 1, 0]
+
+
+def train_tied(rank, num_ranks, num_optimizers, validate):
+    """Step tied weights and the biases with one optimizer, or with one for each."""
+    layers = models.built([lambda: nn.Linear(8, 8)] * 4)
+    ends = [("0.weight", "3.weight")]
+    schedule = build("zb-h1", num_ranks, NUM_MICROBATCHES)
+    pipe = Pipeline(layers, schedule, nn.functional.mse_loss, tied=ends)
+    named = list(pipe.named_parameters())
+    parts = [[p for n, p in named if n.endswith(kind)] for kind in ("weight", "bias")]
+    if num_optimizers == 1:
+        parts = [sum(parts, [])]
+    optimizers = [pipe.optimizer(torch.optim.SGD(part, lr=0.1), validate=validate) for part in parts]
+    x = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
+    for _ in range(3):
+        pipe.step(x, x.flip(1))
+        for optimizer in optimizers:
+            optimizer.step()
+    for optimizer in optimizers:
+        optimizer.synchronize()
+    return models.parameters(named)
+
+
+@pytest.mark.parametrize("validate", ["sync", "post"])
+def test_two_optimizers_step_tied_parameters_as_one_does(validate):
+    one, two = (
+        models.merged(values(launch(train_tied, 2, 2, number, validate))) for number in (1, 2)
+    )
+    models.assert_same_bits(one, two)
+
+
+SCRIPT = """
+import time, torch
+from zerobubble import Pipeline, build
+
+layers = [torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)]
+pipe = Pipeline(layers, build("zb-h2", 2, 4), torch.nn.functional.mse_loss)
+opt = pipe.optimizer(torch.optim.SGD, lr=0.1, max_grad_norm=1e3, validate="post")
+pipe.step(torch.ones(4, 4), torch.zeros(4, 4))
+time.sleep(2 * pipe.rank)
+opt.step()
+print("pending", opt.is_pending)
+"""
+
+
+def test_a_script_that_forgets_to_synchronize_ends_well_on_every_rank():
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": "2"}
+    shared |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT],
+            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    told = [process.communicate(timeout=90) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], told
+    assert [out.strip() for out, _ in told] == ["pending True"] * 2

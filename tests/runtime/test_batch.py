@@ -5,6 +5,7 @@ import torch
 
 from zerobubble import UsageError, Whole
 from zerobubble.runtime.batch import (
+    copy_aligned,
     count_samples,
     share_samples,
     signature,
@@ -85,3 +86,29 @@ def test_a_copy_shares_nothing_with_the_batch_and_one_tensor_among_microbatches(
     assert [part.tolist() for part in copy.inputs] == [[0, 1], [2]]
     assert [part["mask"].tolist() for part in copy.keywords] == [[1, 1], [1, 1]]
     assert copy.keywords[0]["mask"] is copy.keywords[1]["mask"]
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        torch.arange(90.0).view(30, 3)[1:4],
+        torch.arange(90.0).view(30, 3)[5:9, 1:].t(),
+        torch.arange(30.0)[7].expand(4, 2),
+        torch.arange(30.0)[3:4].expand(5, 1),
+        torch.zeros(0, 3),
+        torch.tensor(2.0),
+        torch.arange(30, dtype=torch.uint8)[5:9],
+        torch.eye(3).to_sparse(),
+    ],
+    ids=["rows", "strided", "expanded", "one", "empty", "scalar", "bytes", "sparse"],
+)
+def test_a_copy_has_the_values_and_the_alignment_of_the_original(view):
+    copied = copy_aligned(view)
+    assert torch.equal(copied.to_dense(), view.to_dense())
+    if view.layout is torch.strided:
+        assert copied.stride() == view.stride()
+        assert (copied.data_ptr() - view.data_ptr()) % 64 == 0 or not view.numel()
+        assert (
+            not view.numel()
+            or copied.untyped_storage().data_ptr() != view.untyped_storage().data_ptr()
+        )
