@@ -118,7 +118,7 @@ def train_tied(rank, num_ranks, num_optimizers, validate):
     schedule = build("zb-h1", num_ranks, NUM_MICROBATCHES)
     pipe = Pipeline(layers, schedule, nn.functional.mse_loss, tied=ends)
     named = list(pipe.named_parameters())
-    parts = [[p for n, p in named if n.endswith(kind)] for kind in ("weight", "bias")]
+    parts = [[p for n, p in named if n.endswith(kind)] for kind in ("bias", "weight")]
     if num_optimizers == 1:
         parts = [sum(parts, [])]
     optimizers = [pipe.optimizer(torch.optim.SGD(part, lr=0.1), validate=validate) for part in parts]
