@@ -25,9 +25,9 @@ from zerobubble.train.config import ModelConfig
 from zerobubble.train.model import build_layers, loss
 
 NUM_RANKS = 2
-NUM_SEQUENCES = 2
-NUM_STEPS = 4
-NUM_ROUNDS = 8
+NUM_SEQUENCES = 4
+NUM_STEPS = 8
+NUM_ROUNDS = 4
 MAX_GRAD_NORM = 1e6
 CONFIG = ModelConfig(layers=6, dim=256, heads=4, sequence=128)
 BASE = "torch 1F1B"

@@ -4,9 +4,9 @@ So dropout depends neither on the schedule nor on the number of ranks. Activatio
 saves the state of the generators within F and draws the same numbers again.
 """
 
-import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from hashlib import blake2b
 
 import torch
@@ -30,31 +30,40 @@ class Randomness:
     """
 
     def __init__(self, seed: int, device: torch.device) -> None:
-        self._seed = seed % 2**64
+        self._seed = seed
         self._generators = [torch.default_generator]
         if device.type == "cuda":
             torch.cuda.init()  # type: ignore[no-untyped-call]
             index = torch.cuda.current_device() if device.index is None else device.index
             self._generators.append(torch.cuda.default_generators[index])
-        self._step: int | None = None
+        self._number_of_step: int | None = None
 
     @contextmanager
     def of_step(self, step: int) -> Iterator[None]:
         """Seed the forwards within the block, and put the user's generators back after it."""
         states = [generator.get_state() for generator in self._generators]
-        self._step = step
+        self._number_of_step = _mix("step", self._seed, step)
         try:
             yield
         finally:
-            self._step = None
+            self._number_of_step = None
             for generator, state in zip(self._generators, states, strict=True):
                 generator.set_state(state)
 
     def seed_forward(self, stage: int, microbatch: int) -> None:
         """Begin an F; outside of training steps, random numbers are the user's own."""
-        if self._step is None:
+        if self._number_of_step is None:
             return
-        key = struct.pack("<Q3q", self._seed, self._step, stage, microbatch)
-        number = int.from_bytes(blake2b(key, digest_size=8).digest(), "little", signed=True)
+        number = self._number_of_step ^ _of_forward(stage, microbatch)
         for generator in self._generators:
             generator.manual_seed(number)
+
+
+@cache
+def _of_forward(stage: int, microbatch: int) -> int:
+    return _mix("forward", stage, microbatch)
+
+
+def _mix(*parts: object) -> int:
+    """Condense some values into 63 bits."""
+    return int.from_bytes(blake2b(repr(parts).encode(), digest_size=8).digest(), "little") >> 1
