@@ -54,15 +54,15 @@ def test_version(zerobubble):
     [
         (
             ["shwo"],
-            "zerobubble shwo: unknown command: did you mean show? the commands are compare, ",
+            "zerobubble shwo: unknown command: did you mean show? the commands are bench, ",
         ),
         (
             ["_arguments"],
-            "zerobubble _arguments: unknown command: the commands are compare, frontier, list, ",
+            "zerobubble _arguments: unknown command: the commands are bench, compare, frontier, ",
         ),
         (
             ["--foo"],
-            "zerobubble --foo: unknown command: the commands are compare, frontier, list, ",
+            "zerobubble --foo: unknown command: the commands are bench, compare, frontier, ",
         ),
         (["show"], "zerobubble show: missing SCHEDULE (see zerobubble show --help)"),
         (["list", "x"], "zerobubble list: unexpected argument 'x' (see zerobubble list --help)"),

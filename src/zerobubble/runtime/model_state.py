@@ -14,14 +14,16 @@ def model_state(modules: Iterable[StageModule]) -> dict[str, Any]:
     return {name: v for module in modules for name, v in module.layers.state_dict().items()}
 
 
-def load_model_state(
+def part_of_state(
     modules: Iterable[StageModule], state: Mapping[str, Any], num_layers: int
-) -> None:
-    """Load what concerns some stages out of a state of them, or of the whole model.
+) -> dict[str, Any]:
+    """Select what concerns some stages out of a state of them, or of the whole model.
 
     Raises:
-        UsageError: a name is missing, unexpected, or has another shape; nothing is loaded then.
+        UsageError: a name is missing, unexpected, or has another shape.
     """
+    if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
+        raise UsageError(f"a state is a dict of names and tensors, not {type(state).__name__}")
     modules = list(modules)
     own = model_state(modules)
     held = {number for module in modules for number in module.layers}
@@ -31,9 +33,16 @@ def load_model_state(
         "are missing": own.keys() - found.keys(),
         "are unexpected": found.keys() - own.keys(),
         "have other shapes": {
-            f"{name} {list(found[name].shape)} for {list(value.shape)}"
+            f"{name} {_shape(found[name])} for {list(value.shape)}"
             for name, value in own.items()
-            if isinstance(value, Tensor) and name in found and found[name].shape != value.shape
+            if isinstance(value, Tensor)
+            and name in found
+            and _shape(found[name]) != list(value.shape)
+        },
+        "are no tensors": {
+            name
+            for name, value in own.items()
+            if isinstance(value, Tensor) and not isinstance(found.get(name, value), Tensor)
         },
     }
     described = [f"{sorted(names)} {what}" for what, names in problems.items() if names]
@@ -41,6 +50,15 @@ def load_model_state(
         raise UsageError(
             f"this state does not fit layers {sorted(map(int, held))}: {'; '.join(described)}"
         )
+    return found
+
+
+def load_part(modules: Iterable[StageModule], part: Mapping[str, Any]) -> None:
+    """Load what ``part_of_state`` has selected."""
     for module in modules:
         names = module.layers.state_dict().keys()
-        module.layers.load_state_dict({name: found[name] for name in names})
+        module.layers.load_state_dict({name: part[name] for name in names})
+
+
+def _shape(value: Any) -> list[int] | None:
+    return list(value.shape) if hasattr(value, "shape") else None

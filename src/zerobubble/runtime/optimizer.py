@@ -175,11 +175,15 @@ class PipelineOptimizer:
             UsageError: the state is that of an optimizer with other settings.
         """
         self.synchronize()
+        if not isinstance(state, dict) or not state.keys() >= {"inner", "master_weights"}:
+            raise UsageError(
+                "give what state_dict of a pipeline's optimizer gave, not another state"
+            )
         masters, scaler = list(self._weights.masters), self.loss_scaler
         fits = (
             (state["inner"] is None) == (self.inner is None)
             and len(state["master_weights"]) == len(masters)
-            and (state["loss_scaler"] is None) == (scaler is None)
+            and (state.get("loss_scaler") is None) == (scaler is None)
         )
         if not fits:
             raise UsageError(
@@ -193,7 +197,7 @@ class PipelineOptimizer:
         for master, value in zip(masters, state["master_weights"], strict=True):
             master.copy_(value)
         self._weights.round(masters)
-        for name, value in state["counters"].items():
+        for name, value in state.get("counters", {}).items():
             setattr(self, name, value)
 
     def _unscale(self, owned: Sequence[nn.Parameter]) -> None:

@@ -52,7 +52,7 @@ class StageModule(nn.Module):
         self.layers = nn.ModuleDict({str(number): layer for number, layer in layers.items()})
         self._taken = [_keywords_of(layer) for layer in layers.values()]
 
-    def forward(self, value: Any, **keywords: Any) -> Any:
+    def forward(self, value: Any, /, **keywords: Any) -> Any:
         """Feed a value through the layers, each with those keywords that its forward names."""
         if not keywords:
             for layer in self.layers.values():

@@ -25,7 +25,7 @@ from zerobubble.runtime.loss import LossReport
 from zerobubble.runtime.loss_scaler import LossScaler, find_loss_scaler
 from zerobubble.runtime.master_weights import build_weights
 from zerobubble.runtime.messages import Layouts, Messages
-from zerobubble.runtime.model_state import load_model_state, model_state
+from zerobubble.runtime.model_state import load_part, model_state, part_of_state
 from zerobubble.runtime.optimizer import PipelineOptimizer
 from zerobubble.runtime.partition import Layer, build_stage, split_layers
 from zerobubble.runtime.randomness import Randomness
@@ -113,14 +113,15 @@ class Pipeline:
             # Ranks in the order of their first stages: messages along it meet only who is ahead.
             self._chain = chain = list(dict.fromkeys(schedule.placement.stage_to_rank))
             self._announcements = Announcements(schedule, self.stages, chain, self._transport)
-        self._tied = TiedParameters(
-            tied,
-            self._all_names(),
-            [s for s, numbers in enumerate(self.layers_of_stage) for _ in numbers],
-            schedule.placement,
-            self.rank,
-        )
-        self._tied.copy_values()
+        with naming_the_cause(self.rank, "tying of parameters"):
+            self._tied = TiedParameters(
+                tied,
+                self._all_names(),
+                [s for s, numbers in enumerate(self.layers_of_stage) for _ in numbers],
+                schedule.placement,
+                self.rank,
+            )
+            self._tied.copy_values()
         self._recorder = Recorder(self.device, num_recorded_steps)
         self._messages = Messages(schedule, self.stages, self._transport, self.ledger)
         self._loss = LossReport(self._transport, schedule.placement.stage_to_rank[-1])
@@ -289,13 +290,21 @@ class Pipeline:
         """Load this rank's part out of a state of it or of the whole model; all ranks together.
 
         Raises:
-            UsageError: a name is missing, unexpected, or has another shape.
+            UsageError: a name is missing, unexpected, or has another shape, on any rank; then
+                none loads anything.
         """
         for optimizer in self._optimizers:
             optimizer.synchronize()
         with naming_the_cause(self.rank, "loading of a state"):
             modules = [stage.module for stage in self.stages.values()]
-            load_model_state(modules, state, sum(map(len, self.layers_of_stage)))
+            part, problem = {}, ""
+            try:
+                part = part_of_state(modules, state, sum(map(len, self.layers_of_stage)))
+            except UsageError as error:
+                problem = str(error)
+            if wrong := [each for each in self._transport.share_object(problem) if each]:
+                raise UsageError(problem or wrong[0])
+            load_part(modules, part)
             self._tied.copy_values()
         for optimizer in self._optimizers:
             optimizer.take_parameters()
@@ -332,6 +341,10 @@ class Pipeline:
                 return self._loss.wait()
         except PipelineError as error:
             self._failure = error
+            raise
+        except UsageError as error:
+            if self.schedule.num_ranks > 1:  # the others have begun this step, or soon will
+                self._failure = PipelineError(str(error))
             raise
         finally:
             watch.begin(_BETWEEN)

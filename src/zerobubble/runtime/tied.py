@@ -44,7 +44,14 @@ class TiedParameters:
         self.rank = rank
         self.groups: list[list[tuple[int, nn.Parameter | None]]] = []
         self.repeated: set[nn.Parameter] = set()
+        groups = [list(names) for names in groups]
+        seen: set[str] = set()
         for names in groups:
+            for name in seen & set(names):
+                raise UsageError(
+                    f"tied parameter {name!r} is in two groups: put all its copies in one"
+                )
+            seen |= set(names)
             copies = [_locate(name, parameters, stage_of_layer, placement, rank) for name in names]
             if len(copies) < 2:
                 raise UsageError(f"tied parameters {list(names)}: name at least two")
@@ -149,9 +156,9 @@ def _gradient(copies: list[tuple[int, nn.Parameter | None]], index: int) -> Tens
     if parameter is None:
         return None
     is_first = all(earlier is not parameter for _, earlier in copies[:index])
-    return (
-        parameter.grad if is_first and parameter.grad is not None else torch.zeros_like(parameter)
-    )
+    if not is_first or parameter.grad is None:
+        return torch.zeros_like(parameter)
+    return parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
 
 
 def refuse_shared(
