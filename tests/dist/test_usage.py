@@ -27,6 +27,7 @@ def build_wrong_pipelines(rank, world_size):
     """Attempt mistakes that every rank sees before anything is sent."""
     head = nn.Linear(8, 8)
     shared = [head, nn.Linear(8, 8), head]
+    linears = [nn.Linear(8, 8) for _ in range(4)]
     return {
         "stages": attempt(two_ranks, models.transformer(3), build("interleaved", 2, 2)),
         "world": attempt(two_ranks, schedule=build("1f1b", 3, 2)),
@@ -35,6 +36,7 @@ def build_wrong_pipelines(rank, world_size):
         "shared": attempt(two_ranks, shared),
         "counts": attempt(two_ranks, layers_per_stage=(3, 2)),
         "tied-one": attempt(two_ranks, tied=[("0.weight",)]),
+        "tied-twice": attempt(two_ranks, linears, tied=[ENDS, ("1.weight", "3.weight")]),
         "tied-layer": attempt(two_ranks, tied=[("0.weight", "9.weight")]),
         "tied-form": attempt(two_ranks, tied=[("weight", "0.weight")]),
         "tied-shapes": attempt(two_ranks, [nn.Linear(8, 8), nn.Linear(8, 4)], tied=[ENDS]),
@@ -51,6 +53,7 @@ EXPECTED = {
     "pass tied=[('0.weight', '2.weight')]",
     "counts": "layers per stage [3, 2] must be 2 positive numbers that add up to 4",
     "tied-one": "tied parameters ['0.weight']: name at least two",
+    "tied-twice": "tied parameter '1.weight' is in two groups: put all its copies in one",
     "tied-layer": "tied parameter '9.weight': write layer number.parameter name",
     "tied-form": "tied parameter 'weight': write layer number.parameter name",
     "tied-shapes": "the copies of a tied parameter of shape [",
@@ -191,6 +194,50 @@ def test_an_optimizer_that_cannot_be_is_named_on_every_rank():
         for key, (name, message) in of_rank.items():
             assert name == "UsageError", message
             assert message.startswith(DIFFERENT[key])
+
+
+class Masked(nn.Module):
+    def forward(self, x, value=None):
+        return x if value is None else x * value
+
+
+def give_to_some(rank):
+    """Give a keyword, of a name that the stage's own argument has, to one rank only."""
+    pipe = two_ranks([nn.Linear(8, 8), Masked(), Masked(), nn.Linear(8, 8)], loss_fn=nn.MSELoss())
+    x = torch.ones(4, 8)
+    pipe.step(x, x, value=x)
+    pipe.step(x, x)
+    pipe.step(x, x, **({} if rank else {"value": x}))
+
+
+def test_a_keyword_that_only_some_ranks_were_given_is_refused():
+    first, second = launch(give_to_some, 2, timeout=40)
+    assert second.error == (
+        "UsageError",
+        "keyword 'value' was given to some ranks only, although layers on others up to rank 1 take "
+        "it: give it to all, or to none",
+    )
+    assert first.error[0] == "PipelineError"
+    assert "keyword 'value' was given to some ranks only" in first.error[1]
+
+
+def load_what_fits_one_rank(rank):
+    """Load states that cannot be, and say whether anything has changed."""
+    pipe = two_ranks([nn.Linear(8, 8), nn.Linear(8, 8)])
+    before = models.parameters(pipe.named_parameters())
+    short = {f"{i}.{name}": torch.zeros(8, 8) for i in range(2) for name in ("weight", "bias")}
+    short |= {"0.bias": torch.zeros(8), "1.bias": torch.zeros(7)}
+    told = [attempt(pipe.load_state_dict, state) for state in (short, [1], {3: torch.ones(1)})]
+    models.assert_same_bits(models.parameters(pipe.named_parameters()), before)
+    return told
+
+
+def test_a_state_that_does_not_fit_one_rank_is_loaded_on_none():
+    for misshapen, of_list, of_numbers in values(launch(load_what_fits_one_rank, 2)):
+        message = "this state does not fit layers [1]: ['1.bias [7] for [8]'] have other shapes"
+        assert misshapen == ("UsageError", message)
+        assert of_list == ("UsageError", "a state is a dict of names and tensors, not list")
+        assert of_numbers == ("UsageError", "a state is a dict of names and tensors, not dict")
 
 
 def mistake_between_steps(rank, mistake):
