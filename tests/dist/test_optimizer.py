@@ -140,6 +140,35 @@ def test_two_optimizers_step_tied_parameters_as_one_does(validate):
     models.assert_same_bits(one, two)
 
 
+class Rows(nn.Module):
+    """Adds the first rows of a table."""
+
+    def __init__(self, is_sparse):
+        super().__init__()
+        self.table = nn.Embedding(8, 4, sparse=is_sparse)
+
+    def forward(self, x):
+        return x + self.table(torch.arange(len(x)))
+
+
+def train_tied_rows(rank, is_sparse):
+    layers = models.built([lambda: nn.Embedding(8, 4, sparse=is_sparse), lambda: Rows(is_sparse)])
+    ends = [("0.weight", "1.table.weight")]
+    pipe = Pipeline(layers, build("zb-h1", 2, 4), nn.functional.mse_loss, tied=ends)
+    opt = pipe.optimizer(torch.optim.SGD, lr=0.1)
+    for _ in range(2):
+        pipe.step(torch.arange(8), torch.ones(8, 4))
+        opt.step()
+    return models.parameters(pipe.named_parameters())
+
+
+def test_tied_parameters_with_sparse_gradients_step_as_with_dense_ones():
+    sparse, dense = (
+        models.merged(values(launch(train_tied_rows, 2, is_sparse))) for is_sparse in (True, False)
+    )
+    models.assert_same_bits(sparse, dense)
+
+
 SCRIPT = """
 import time, torch
 from zerobubble import Pipeline, build

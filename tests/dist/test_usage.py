@@ -221,6 +221,22 @@ def test_a_keyword_that_only_some_ranks_were_given_is_refused():
     assert "keyword 'value' was given to some ranks only" in first.error[1]
 
 
+def go_on_after_a_mistake(rank, sizes_of_x, sizes_of_y):
+    """Catch the error of a batch that cannot be, on every rank, and try a good one."""
+    pipe = two_ranks(models.built([lambda: nn.Linear(8, 8)] * 2), loss_fn=nn.MSELoss())
+    batch = torch.ones(8, 8)
+    sizes = zip(sizes_of_x, sizes_of_y, strict=True)
+    return [attempt(pipe.step, batch[:n], batch[:m]) for n, m in sizes]
+
+
+@pytest.mark.parametrize(("sizes_of_x", "sizes_of_y"), [((1, 8), (1, 8)), ((8, 8), (7, 8))])
+def test_a_pipeline_whose_batch_failed_on_one_rank_has_stopped_on_all(sizes_of_x, sizes_of_y):
+    for first, second in values(launch(go_on_after_a_mistake, 2, sizes_of_x, sizes_of_y, timeout=40)):
+        assert first[0] in ("UsageError", "PipelineError")
+        assert second[0] == "PipelineError"
+        assert second[1].startswith("this pipeline has stopped: ")
+
+
 def load_what_fits_one_rank(rank):
     """Load states that cannot be, and say whether anything has changed."""
     pipe = two_ranks([nn.Linear(8, 8), nn.Linear(8, 8)])
