@@ -14,11 +14,11 @@ ROOT = Path(zerobubble.__file__).parent
 # Each name may use the names before it on its own line and those of the layers it may use.
 LAYERS = {
     0: "errors jit ir graph costs",
-    1: "verify simulate lower schedules formats search",
+    1: "verify simulate lower schedules formats search profile plan",
     2: "view",
     3: "autograd",
-    4: "runtime profile checkpoint",
-    5: "plan train integrations",
+    4: "runtime profiling checkpoint",
+    5: "integrations train",
     6: "cli",
 }
 MAY_USE = {0: [], 1: [0], 2: [0, 1], 3: [], 4: [0, 1, 3], 5: [0, 1, 2, 3, 4], 6: [0, 1, 2, 3, 4, 5]}
