@@ -65,9 +65,7 @@ def test_the_ops_that_differ_most_are_named_with_what_they_cost(name):
 def test_the_deviations_add_up_to_that_of_the_work():
     schedule = random_schedule(random.Random(1), Placement((0, 1)), 5)
     found = deviations([simulate(schedule, SLOWER)], COSTS)
-    more = sum(simulate(schedule, SLOWER).work_per_rank) - sum(
-        simulate(schedule, COSTS).work_per_rank
-    )
+    slower, faster = (sum(simulate(schedule, each).work_per_rank) for each in (SLOWER, COSTS))
     assert sum(each.per_step_ms for each in found) == pytest.approx(slower - faster)
 
 
