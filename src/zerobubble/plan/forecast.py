@@ -10,6 +10,7 @@ from zerobubble.plan.cuts import layers_of_stages
 from zerobubble.plan.data import Forecast
 from zerobubble.profile import Profile, stage_bytes, stage_costs
 from zerobubble.search import Bound, lower_bound
+from zerobubble.search.problem import Objective
 from zerobubble.simulate import simulate
 
 
@@ -91,7 +92,7 @@ def step_bound(
     shorter = Costs(
         *(np.minimum(getattr(each[0], name), getattr(each[1], name)) for name in each[0].to_dict())
     )
-    objective = "span" if validate == "post" else "makespan"
+    objective: Objective = "span" if validate == "post" else "makespan"
     after = optimizer if validate == "post" else float(optimizer.max())
     return lower_bound(shorter, placement, num_microbatches, room, objective, after)
 
@@ -113,7 +114,7 @@ def forecast(
     placement = schedule.placement
     parts = (profile, microbatch_size, layers_per_stage, placement)
     timeline = simulate(schedule, costs_of(profile, microbatch_size, layers_per_stage, schedule))
-    optimizer, overhead = optimizer_ms_of_ranks(*parts), profile.step_overhead_ms
+    optimizer, overhead = optimizer_ms_of_ranks(*parts), float(profile.step_overhead_ms)
     spans = np.array(timeline.span_per_rank)
     bound = step_bound(*parts, schedule.num_microbatches, memory, validate)
     return Forecast(

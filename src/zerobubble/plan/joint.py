@@ -114,11 +114,10 @@ class _Planner:
             return placements_to_try(task.profile.num_layers, task.num_ranks, asked)
         name, parameters = parse_spec(self.schedule)
         place = recipe(name).place(task.num_ranks, **parameters)
-        if asked is not None:
-            if place not in placements_to_try(task.profile.num_layers, task.num_ranks, asked):
-                raise UsageError(
-                    f"plan: {self.schedule} has placement {place}: leave out the placement"
-                )
+        if asked and place not in placements_to_try(task.profile.num_layers, task.num_ranks, asked):
+            raise UsageError(
+                f"plan: {self.schedule} has placement {place}: leave out the placement"
+            )
         return placements_to_try(task.profile.num_layers, task.num_ranks, place)
 
     def start(self, microbatch_size: int, placement: Placement) -> Candidate | None:

@@ -39,8 +39,9 @@ def placements_to_try(
 
 
 def _listed(asked: Placements) -> Sequence[Any]:
-    is_one = isinstance(asked, str | Placement) or all(isinstance(each, int) for each in asked)
-    return [asked] if is_one else asked
+    if isinstance(asked, str | Placement) or all(isinstance(each, int) for each in asked):
+        return [asked]
+    return asked
 
 
 def _checked(asked: Placement | str | Sequence[int], num_layers: int, num_ranks: int) -> Placement:

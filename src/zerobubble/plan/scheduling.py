@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from zerobubble.errors import ScheduleError, UsageError
 from zerobubble.ir import Codes, Kind, Placement, Schedule
@@ -77,7 +78,7 @@ def fused(schedule: Schedule) -> Schedule:
         return schedule
     orders = []
     for order, is_pair in zip(schedule.orders, pairs, strict=True):
-        kinds, stages, microbatches = schedule.fields(order)
+        _, stages, microbatches = schedule.fields(order)
         joined = is_pair & whole[stages]
         as_one = (Kind.BW * schedule.num_stages + stages) * schedule.num_microbatches + microbatches
         is_second = np.append(False, joined[:-1])
@@ -85,10 +86,9 @@ def fused(schedule: Schedule) -> Schedule:
     return Schedule(schedule.name, schedule.placement, schedule.num_microbatches, tuple(orders))
 
 
-def _follows_at_once(
-    schedule: Schedule, order: Codes
-) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
+def _follows_at_once(schedule: Schedule, order: Codes) -> NDArray[np.bool_]:
     """Mark every B whose W comes next."""
     pair = schedule.num_stages * schedule.num_microbatches
-    is_b = schedule.fields(order)[0] == Kind.B
-    return is_b & (np.append(order[1:], -1) == order + (Kind.W - Kind.B) * pair)
+    is_next: NDArray[np.bool_] = np.append(order[1:], -1) == order + (Kind.W - Kind.B) * pair
+    is_next &= schedule.fields(order)[0] == Kind.B
+    return is_next

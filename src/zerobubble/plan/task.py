@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import Literal
+from functools import cached_property
 
 import numpy as np
 
@@ -13,8 +12,7 @@ from zerobubble.plan.cuts import interval_sums, sums_of_ranks
 from zerobubble.plan.forecast import costs_of, step_ms
 from zerobubble.plan.pace import Pace
 from zerobubble.profile import LayerCosts, Profile
-
-Objective = Literal["span", "makespan"]
+from zerobubble.search.problem import Objective
 
 # A rank may exceed its memory by this share, as in ``verify``.
 TOLERANCE = 1e-9
@@ -69,21 +67,15 @@ class Task:
         """What a search for a schedule has to make short."""
         return "span" if self.validate == "post" else "makespan"
 
-    @lru_cache(maxsize=64)  # noqa: B019: a task lives as long as the planning
+    @cached_property
+    def _tables(self) -> dict[int, Tables]:
+        return {}
+
     def tables(self, microbatch_size: int) -> Tables:
         """Tabulate every possible stage."""
-        layers = self.profile.at(microbatch_size)
-        saved = np.array([layer.saved_input_bytes for layer in layers])
-        inputs = np.array([layer.input_bytes for layer in layers])
-        activations = interval_sums(np.array([x.activation_bytes for x in layers]) + saved)
-        activations[:-1] += (inputs - saved)[:, None]
-        return Tables(
-            interval_sums([layer.compute_ms for layer in layers]),
-            interval_sums([_least_work(layer) for layer in layers]),
-            interval_sums([layer.optimizer_ms for layer in layers]),
-            interval_sums([layer.weight_bytes for layer in layers]),
-            activations,
-        )
+        if microbatch_size not in self._tables:
+            self._tables[microbatch_size] = _tables(self.profile.at(microbatch_size))
+        return self._tables[microbatch_size]
 
     def num_microbatches(self, microbatch_size: int) -> int:
         """Give the number of microbatches in a step."""
@@ -139,6 +131,20 @@ class Candidate:
             if abs(mine - its) > TOLERANCE * its:
                 return mine < its
         return False
+
+
+def _tables(layers: Sequence[LayerCosts]) -> Tables:
+    saved = np.array([layer.saved_input_bytes for layer in layers])
+    inputs = np.array([layer.input_bytes for layer in layers])
+    activations = interval_sums(np.array([x.activation_bytes for x in layers]) + saved)
+    activations[:-1] += (inputs - saved)[:, None]
+    return Tables(
+        interval_sums([layer.compute_ms for layer in layers]),
+        interval_sums([_least_work(layer) for layer in layers]),
+        interval_sums([layer.optimizer_ms for layer in layers]),
+        interval_sums([layer.weight_bytes for layer in layers]),
+        activations,
+    )
 
 
 def _least_work(layer: LayerCosts) -> float:

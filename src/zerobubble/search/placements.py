@@ -63,6 +63,7 @@ def costs_of_placements(
 
 
 def placement_of(asked: Placement | str | Sequence[int], num_ranks: int) -> Placement:
+    """Find a placement by its name or the ranks of its stages."""
     if isinstance(asked, str):
         return placement_named(asked, num_ranks)
     if isinstance(asked, Placement):
