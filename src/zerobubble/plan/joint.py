@@ -6,8 +6,8 @@ layers and searching again. All of it is counted, nothing timed: a profile alway
 plan.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,10 +18,13 @@ from zerobubble.plan.cuts import layers_of_stages
 from zerobubble.plan.data import Plan
 from zerobubble.plan.forecast import forecast
 from zerobubble.plan.moving import improve
+from zerobubble.plan.names import bytes_up
 from zerobubble.plan.pace import Pace
 from zerobubble.plan.partition import partition
 from zerobubble.plan.placing import Placements, placements_to_try
+from zerobubble.plan.reasons import GIB, reasons
 from zerobubble.plan.scheduling import known_candidates, search_schedule
+from zerobubble.plan.shortage import shortage
 from zerobubble.plan.task import Candidate, Task, better, judge
 from zerobubble.profile import Profile, stage_costs
 from zerobubble.schedules import recipe
@@ -51,14 +54,13 @@ def plan_jointly(
     sizes = _microbatch_sizes(task, microbatch_sizes)
     planner = _Planner(task, schedule)
     choices = [(size, place) for size in sizes for place in planner.placements(placements)]
-    starts = [start for choice in choices if (start := planner.start(*choice)) is not None]
-    ranked = sorted(starts, key=lambda start: (start.excess_bytes, start.step_ms))
-    improved = [planner.improve(start) for start in ranked[:_NUM_IMPROVED]]
-    fitting = [each for each in [*improved, *ranked[_NUM_IMPROVED:]] if each.fits]
-    if not fitting:
-        raise UsageError("no plan fits")
-    fitting.sort(key=lambda each: each.step_ms)
-    return _plan(task, fitting)
+    starts = planner.starts(choices)
+    found = planner.improve_best(starts)
+    if not found:
+        raise shortage(task, choices)
+    if not found[0].fits:
+        raise _schedule_shortage(planner, choices, found[0])
+    return _plan(planner, choices, starts, [each for each in found if each.fits])
 
 
 def _task(
@@ -153,34 +155,87 @@ class _Planner:
         built = recipe(name).build(task.num_ranks, count, costs, **parameters)
         return judge(task, microbatch_size, layers_per_stage, Pace(built))
 
-    def improve(self, candidate: Candidate) -> Candidate:
-        """Move layers and search schedules in turn."""
+    def starts(self, choices: Sequence[Choice]) -> dict[Choice, Candidate]:
+        """Start every choice that fits."""
+        found = {choice: self.start(*choice) for choice in choices}
+        return {choice: start for choice, start in found.items() if start is not None}
 
-        def reschedule(moved: Candidate) -> Candidate | None:
-            return self.find(moved.microbatch_size, moved.layers_per_stage, moved.placement)
+    def improve_best(self, starts: Mapping[Choice, Candidate]) -> list[Candidate]:
+        """Move layers and search schedules in turn, for the best starts; give all, best first."""
+        ranked = sorted(starts.values(), key=_merit)
+        improved = [improve(self.task, start, self.find_again) for start in ranked[:_NUM_IMPROVED]]
+        return sorted([*improved, *ranked[_NUM_IMPROVED:]], key=_merit)
 
-        return improve(self.task, candidate, reschedule)
+    def find_again(self, moved: Candidate) -> Candidate | None:
+        """Find the best schedule after layers have moved."""
+        return self.find(moved.microbatch_size, moved.layers_per_stage, moved.placement)
 
 
-def _plan(task: Task, ranked: Sequence[Candidate]) -> Plan:
-    best = ranked[0]
-    limited = bool(np.isfinite(task.memory).any())
+def _merit(candidate: Candidate) -> tuple[float, float]:
+    return candidate.excess_bytes, candidate.step_ms
+
+
+def _schedule_shortage(planner: _Planner, choices: Sequence[Choice], best: Candidate) -> UsageError:
+    """Say how much memory the schedule asked for needs, so that a plan has been made within it."""
+    task, more = planner.task, 0.0
+    found = best
+    while not found.fits:
+        more += found.excess_bytes
+        roomy = replace(planner, task=replace(task, memory=task.memory + more))
+        found = roomy.improve_best(roomy.starts(choices))[0]
+    lack = bytes_up(best.excess_bytes)
+    even = (task.memory == task.memory[0]).all()
+    advice = (
+        f"{bytes_up(task.memory[0] + more)} a rank" if even else f"{bytes_up(more)} more a rank"
+    )
+    return UsageError(
+        f"plan: {planner.schedule} does not fit into the memory: with any layers that were tried, "
+        f"a rank lacks {lack} or more: allow {advice}, or let a schedule be searched"
+    )
+
+
+def _plan(
+    planner: _Planner,
+    choices: Sequence[Choice],
+    starts: Mapping[Choice, Candidate],
+    found: Sequence[Candidate],
+) -> Plan:
+    task, best = planner.task, found[0]
+    profile, is_limited = task.profile, bool(np.isfinite(task.memory).any())
+    expected = forecast(
+        profile,
+        best.microbatch_size,
+        best.layers_per_stage,
+        best.schedule,
+        task.validate,
+        task.memory,
+    )
+    start = starts[best.microbatch_size, best.placement]
+    with_more = _with_more_memory(planner, choices, starts, best) if is_limited else None
     return Plan(
-        task.profile.model,
-        task.profile.layer_names,
+        profile.model,
+        profile.layer_names,
         best.layers_per_stage,
         best.schedule,
         best.microbatch_size,
         best.costs,
         task.validate,
-        tuple(task.memory.tolist()) if limited else None,
-        forecast(
-            task.profile,
-            best.microbatch_size,
-            best.layers_per_stage,
-            best.schedule,
-            task.validate,
-            task.memory,
-        ),
-        (),
+        tuple(task.memory.tolist()) if is_limited else None,
+        expected,
+        reasons(task, found, start, expected, with_more),
     )
+
+
+def _with_more_memory(
+    planner: _Planner,
+    choices: Sequence[Choice],
+    starts: Mapping[Choice, Candidate],
+    best: Candidate,
+) -> Candidate:
+    """Plan again with one GiB more a rank: from the best, and from what did not fit before."""
+    roomy = replace(planner, task=replace(planner.task, memory=planner.task.memory + GIB))
+    found = better(best, roomy.find_again(best)) or best
+    others = roomy.starts([choice for choice in choices if choice not in starts])
+    for each in others.values():
+        found = better(found, each) or found
+    return improve(roomy.task, found, roomy.find_again)

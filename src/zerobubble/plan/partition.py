@@ -84,31 +84,32 @@ def partition(
 def shortest_longest(times: Floats, stage_bytes: Floats, room: Floats) -> tuple[int, ...] | None:
     """Minimise the longest stage where each has room for itself; of these, the sum of squares.
 
-    ``room`` is by stage. The recursion is over suffixes: the best for stages ``s`` and later, and
-    layers ``i`` and later, is the least over ``j`` of what stage ``s`` with layers ``i`` to
-    ``j - 1`` makes of the best for the stages after it and the layers from ``j`` on.
+    ``room`` is by stage.
     """
     allowed = [np.where(stage_bytes <= most, times, np.inf) for most in room.tolist()]
-    longest = _best_of_suffixes(allowed, np.maximum)[0][0, 0]
+    longest, _ = best_cuts(allowed, np.maximum)
     if longest == np.inf:
         return None
     short = [np.where(each <= longest * (1 + ROUNDING), each, np.inf) for each in allowed]
-    _, choices = _best_of_suffixes([each**2 for each in short], np.add)
+    return best_cuts([each**2 for each in short], np.add)[1]
+
+
+def best_cuts(values: Sequence[Floats], join: np.ufunc) -> tuple[float, tuple[int, ...]]:
+    """Give the least value of a partition, joined from those of its stages, and the partition.
+
+    ``values`` has a table for every stage. The recursion is over suffixes: the best for stages
+    ``s`` and later, and layers ``i`` and later, is the least over ``j`` of what stage ``s`` with
+    layers ``i`` to ``j - 1`` makes of the best for the stages after it and the layers from ``j``.
+    """
+    best: Floats = np.full(len(values[0]), np.inf)
+    best[-1] = 0.0 if join is np.add else -np.inf
+    choices = []
+    for table in reversed(values):
+        joined = join(table, best[None, :])
+        choices.append(joined.argmin(axis=1))
+        best = joined.min(axis=1)
     lengths, i = [], 0
-    for choice in choices:
+    for choice in reversed(choices):
         lengths.append(int(choice[i]) - i)
         i = int(choice[i])
-    return tuple(lengths)
-
-
-def _best_of_suffixes(values: Sequence[Floats], join: np.ufunc) -> tuple[Floats, list[Floats]]:
-    """Give the best value by stage and first layer, and for it the first layer of the next."""
-    num_stages, size = len(values), len(values[0])
-    best: Floats = np.full((num_stages + 1, size), np.inf)
-    best[-1, -1] = 0.0
-    choices: list[Floats] = [np.empty(0)] * num_stages
-    for stage in reversed(range(num_stages)):
-        joined = join(values[stage], best[stage + 1][None, :])
-        choices[stage] = joined.argmin(axis=1)
-        best[stage] = joined.min(axis=1)
-    return best, choices
+    return float(best[0]), tuple(lengths)
