@@ -73,14 +73,14 @@ def _task(
 ) -> Task:
     for what, count in {"ranks": num_ranks, "batch size": batch_size}.items():
         if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1:
-            raise UsageError(f"plan: {what} must be a whole number of 1 or more, not {count!r}")
+            raise UsageError(f"{what} must be a whole number of 1 or more, not {count!r}")
     if num_ranks > profile.num_layers:
         raise UsageError(
-            f"plan: {profile.num_layers} layers cannot be shared by {num_ranks} ranks, each needs "
+            f"{profile.num_layers} layers cannot be shared by {num_ranks} ranks, each needs "
             f"one: use at most {profile.num_layers} ranks, or profile smaller layers"
         )
     if validate not in ("post", "sync"):
-        raise UsageError(f"plan: validate must be 'post' or 'sync', not {validate!r}")
+        raise UsageError(f"validate must be 'post' or 'sync', not {validate!r}")
     effort_named(effort)
     if memory is None:
         memory = np.inf if profile.memory_bytes is None else profile.memory_bytes
@@ -96,7 +96,7 @@ def _microbatch_sizes(task: Task, asked: Sequence[int] | None) -> list[int]:
     sizes = [size for size in known if not task.batch_size % size and (not asked or size in asked)]
     if not sizes:
         raise UsageError(
-            f"plan: a batch of {task.batch_size} samples cannot be cut into microbatches of "
+            f"a batch of {task.batch_size} samples cannot be cut into microbatches of "
             f"{', '.join(map(str, asked or known))}: choose a multiple, or profile other sizes"
         )
     return sizes
@@ -117,9 +117,7 @@ class _Planner:
         name, parameters = parse_spec(self.schedule)
         place = recipe(name).place(task.num_ranks, **parameters)
         if asked and place not in placements_to_try(task.profile.num_layers, task.num_ranks, asked):
-            raise UsageError(
-                f"plan: {self.schedule} has placement {place}: leave out the placement"
-            )
+            raise UsageError(f"{self.schedule} has placement {place}: leave out the placement")
         return placements_to_try(task.profile.num_layers, task.num_ranks, place)
 
     def start(self, microbatch_size: int, placement: Placement) -> Candidate | None:
@@ -189,7 +187,7 @@ def _schedule_shortage(planner: _Planner, choices: Sequence[Choice], best: Candi
         f"{bytes_up(task.memory[0] + more)} a rank" if even else f"{bytes_up(more)} more a rank"
     )
     return UsageError(
-        f"plan: {planner.schedule} does not fit into the memory: with any layers that were tried, "
+        f"{planner.schedule} does not fit into the memory: with any layers that were tried, "
         f"a rank lacks {lack} or more: allow {advice}, or let a schedule be searched"
     )
 

@@ -48,9 +48,9 @@ def _bottleneck(task: Task, best: Candidate) -> str:
     """Name the rank with most work, and its layers."""
     stages = np.asarray(best.placement.stage_to_rank)
     costs, tables = best.costs, task.tables(best.microbatch_size)
-    work = np.bincount(stages, costs.forward + costs.backward_input + costs.backward_weight)
-    work = work * best.schedule.num_microbatches
-    work += task.sums(tables.optimizer, best.layers_per_stage, best.placement)
+    once = np.bincount(stages, costs.forward + costs.backward_input + costs.backward_weight)
+    optimizer = task.sums(tables.optimizer, best.layers_per_stage, best.placement)
+    work = once * float(best.schedule.num_microbatches) + optimizer
     rank = int(work.argmax())
     share = float(work[rank] / work.mean()) if work[rank] > 0 else 1.0
     if share <= _EVEN:
@@ -87,7 +87,7 @@ def _runners_up(found: Sequence[Candidate]) -> Iterator[str]:
     for other in found[1:]:
         if other.microbatch_size != best.microbatch_size:
             yield (
-                f"microbatches of {best.microbatch_size} samples: with {other.microbatch_size} a step "
+                f"microbatch size {best.microbatch_size}: with {other.microbatch_size} a step "
                 f"takes {_compared(other, best)}"
             )
             break
@@ -107,7 +107,7 @@ def _next_gib(best: Candidate, with_more: Candidate) -> str:
     if with_more.placement != best.placement:
         ways.append(f"placement {with_more.placement}")
     if with_more.microbatch_size != best.microbatch_size:
-        ways.append(f"microbatches of {with_more.microbatch_size}")
+        ways.append(f"microbatch size {with_more.microbatch_size}")
     how = f" ({', '.join(ways)})" if ways else ""
     return f"1 GiB more a rank: step {_percent(gain)} shorter{how}"
 

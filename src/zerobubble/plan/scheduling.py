@@ -5,13 +5,19 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from zerobubble.costs import Costs
 from zerobubble.errors import ScheduleError, UsageError
 from zerobubble.ir import Codes, Kind, Placement, Schedule
 from zerobubble.plan.cuts import layers_of_stages
+from zerobubble.plan.forecast import split_stages
 from zerobubble.plan.pace import Pace
 from zerobubble.plan.task import Candidate, Task, better, judge
 from zerobubble.profile import stage_costs
 from zerobubble.search import search
+from zerobubble.search.known import Known, known_schedules
+
+# Beyond so many ops, building all registered schedules takes seconds.
+_MOST_OPS = 20_000
 
 
 def search_schedule(
@@ -43,14 +49,18 @@ def search_schedule(
 def known_candidates(
     task: Task, microbatch_size: int, layers_per_stage: tuple[int, ...], placement: Placement
 ) -> Iterator[Candidate]:
-    """Yield what the registered schedules of a placement make of a partition, if it fits."""
-    from zerobubble.search.known import known_schedules
+    """Yield what the registered schedules of a placement make of a partition, if it fits.
 
+    A search has compared the spans of those with split backwards, so these are left out where
+    building them again takes long.
+    """
     costs = stage_costs(
         task.profile, microbatch_size, layers_of_stages(layers_per_stage), placement
     )
     count = task.num_microbatches(microbatch_size)
     for build in known_schedules(placement).values():
+        if 3 * placement.num_stages * count > _MOST_OPS and _splits(build, placement):
+            continue
         try:
             schedule = build(task.num_ranks, count, costs)
         except ScheduleError:
@@ -58,6 +68,13 @@ def known_candidates(
         candidate = judge(task, microbatch_size, layers_per_stage, Pace(schedule))
         if candidate.fits:
             yield candidate
+
+
+def _splits(build: Known, placement: Placement) -> bool:
+    """Say whether a registered schedule splits backwards, by a small one of its kind."""
+    num_ranks, per_rank = 2, placement.num_stages // placement.num_ranks
+    small = build(num_ranks, 2 * num_ranks, Costs.uniform(num_ranks * per_rank))
+    return bool(split_stages(small))
 
 
 def fused(schedule: Schedule) -> Schedule:

@@ -57,7 +57,7 @@ def shortage(task: Task, choices: Iterable[tuple[int, Placement]]) -> UsageError
     else:
         advice = f"allow {bytes_up(need.more)} more on every rank"
     return UsageError(
-        f"plan: nothing fits into the memory: with the layers spread as well as can be, rank "
+        f"nothing fits into the memory: with the layers spread as well as can be, rank "
         f"{rank} ({names}) needs {bytes_up(weights[rank])} for parameters, gradients and optimizer "
         f"and {bytes_up(activations[rank])} for the activations of a microbatch of "
         f"{need.microbatch_size}, but has {bytes_up(task.memory[rank])}: {advice}"
