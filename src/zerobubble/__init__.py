@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from zerobubble.costs import Costs
 from zerobubble.errors import PipelineError, ScheduleError, UsageError, ZeroBubbleError
 from zerobubble.ir import Kind, Op, Placement, Schedule
+from zerobubble.plan import Plan
+from zerobubble.plan import make_plan as plan
 from zerobubble.schedules import build
 from zerobubble.schedules.building_block import from_building_block
 from zerobubble.search import search
@@ -30,6 +32,7 @@ __all__ = [
     "PipelineError",
     "PipelineOptimizer",
     "Placement",
+    "Plan",
     "Schedule",
     "ScheduleError",
     "SearchResult",
@@ -39,6 +42,7 @@ __all__ = [
     "ZeroBubbleError",
     "build",
     "from_building_block",
+    "plan",
     "search",
     "simulate",
     "split_report",

@@ -147,9 +147,9 @@ def simulate(schedule: Schedule, costs: Costs) -> Timeline:
     costs.require_stages(schedule.num_stages, schedule.name)
     order, needs = run_order(schedule), producers(schedule)
     start, end = np.zeros(schedule.num_codes), np.zeros(schedule.num_codes)
-    rows = _ranks(schedule), costs.durations().reshape(-1), _travels(schedule, costs)
+    rows = ranks_of_ops(schedule), costs.durations().reshape(-1), travels_of_ops(schedule, costs)
     free = np.zeros(schedule.num_ranks)
-    _time(order, needs, schedule.num_microbatches, *rows, free, start, end, work=len(order))
+    run_in_order(order, needs, schedule.num_microbatches, *rows, free, start, end, work=len(order))
     return Timeline(
         schedule,
         costs,
@@ -159,7 +159,7 @@ def simulate(schedule: Schedule, costs: Costs) -> Timeline:
 
 
 @hot
-def _time(
+def run_in_order(
     order: Codes,
     needs: Codes,
     num_microbatches: int,
@@ -183,7 +183,7 @@ def _time(
         end[code] = free[ranks[row]] = begin + durations[row]
 
 
-def _travels(schedule: Schedule, costs: Costs) -> Floats:
+def travels_of_ops(schedule: Schedule, costs: Costs) -> Floats:
     """Tabulate how long the input of an op travels, by kind and stage: nothing within a rank."""
     holders = np.asarray(schedule.placement.stage_to_rank)
     hops = np.where(holders[:-1] != holders[1:], costs.transfer[:-1], 0.0)
@@ -194,7 +194,7 @@ def _travels(schedule: Schedule, costs: Costs) -> Floats:
     return table.reshape(-1)
 
 
-def _ranks(schedule: Schedule) -> Codes:
+def ranks_of_ops(schedule: Schedule) -> Codes:
     """Tabulate the rank of an op by kind and stage."""
     return np.tile(np.asarray(schedule.placement.stage_to_rank, dtype=np.int64), len(Kind))
 

@@ -65,9 +65,14 @@ def loads(text: str, source: str) -> Schedule:
     """
     value = parse_json(text, source)
     try:
-        return _schedule(_checked_keys(value))
+        return from_value(value)
     except UsageError as error:
         raise UsageError(f"{source}: {error}") from None
+
+
+def from_value(value: Any) -> Schedule:
+    """Read a schedule from parsed JSON; raises as ``loads``."""
+    return _schedule(_checked_keys(value))
 
 
 def save(schedule: Schedule, path: str | Path) -> None:

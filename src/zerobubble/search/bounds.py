@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from zerobubble.costs import Costs
+from zerobubble.costs import Costs, Floats
 from zerobubble.ir import Placement
 from zerobubble.search.fitting import wait_before_first_backward, weights_before_last_forward
 from zerobubble.search.pair_bounds import path, turn
@@ -63,6 +63,7 @@ def lower_bound(
     num_microbatches: int,
     memory: ArrayLike = np.inf,
     objective: Objective = "span",
+    after: ArrayLike = 0.0,
 ) -> Bound:
     """Give the largest time that is known to be unbeatable.
 
@@ -72,6 +73,7 @@ def lower_bound(
         num_microbatches: how many there are.
         memory: limit for every rank, or one for each, in the unit of ``costs.activation``.
         objective: whether to bound the ``span`` or the ``makespan``.
+        after: what every rank, or each, does after its last op, and counts too.
 
     Raises:
         UsageError: the numbers do not fit each other, or no schedule exists within the limits;
@@ -82,7 +84,7 @@ def lower_bound(
     >>> bound.value, bound.reason
     (27.0, 'rank 0, warm-up, limited by memory')
     """
-    return lower_bounds(costs, placement, num_microbatches, memory, objective)[0]
+    return lower_bounds(costs, placement, num_microbatches, memory, objective, after)[0]
 
 
 def lower_bounds(
@@ -91,17 +93,20 @@ def lower_bounds(
     num_microbatches: int,
     memory: ArrayLike = np.inf,
     objective: Objective = "span",
+    after: ArrayLike = 0.0,
 ) -> list[Bound]:
     """Give the largest bound of each kind, best first; arguments as for ``lower_bound``."""
     problem = Problem(costs, placement, num_microbatches, memory, objective)
-    found = [_largest(problem, function) for function in BOUNDS]
+    extra: Floats = np.broadcast_to(np.asarray(after, np.float64), placement.num_ranks)
+    found = [_largest(problem, function, extra) for function in BOUNDS]
     best = max(bound.value for bound in found) * (1 - ROUNDING)
     return sorted(found, key=lambda bound: -min(bound.value, best))
 
 
-def _largest(problem: Problem, function: BoundFunction) -> Bound:
+def _largest(problem: Problem, function: BoundFunction, after: Floats) -> Bound:
     """Find the rank, or the two, for which a bound is largest: the first of equals."""
     values = function(problem)
+    values = values + after.reshape(-1, *[1] * (values.ndim - 1))
     place = np.argwhere(values >= values.max() * (1 - ROUNDING))[0].tolist()
     rank, other = (*place, None)[:2]
     name = function.__name__.replace("_", "-")

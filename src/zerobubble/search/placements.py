@@ -46,7 +46,7 @@ def costs_of_placements(
     if not (isinstance(costs, Costs) or callable(costs)):
         raise UsageError(f"costs must be Costs, or a function that gives them, not {costs!r}")
     if asked is not None:
-        places = [_placement(asked, num_ranks)]
+        places = [placement_of(asked, num_ranks)]
         if places[0].num_ranks != num_ranks:
             raise UsageError(f"placement {asked} has {places[0].num_ranks} ranks, not {num_ranks}")
     elif isinstance(costs, Costs):
@@ -62,7 +62,8 @@ def costs_of_placements(
     return {place: costs if isinstance(costs, Costs) else costs(place) for place in places}
 
 
-def _placement(asked: Placement | str | Sequence[int], num_ranks: int) -> Placement:
+def placement_of(asked: Placement | str | Sequence[int], num_ranks: int) -> Placement:
+    """Find a placement by its name or the ranks of its stages."""
     if isinstance(asked, str):
         return placement_named(asked, num_ranks)
     if isinstance(asked, Placement):

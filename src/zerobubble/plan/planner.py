@@ -1,0 +1,94 @@
+"""How is one choice of microbatch size and placement started, and how are the best improved?"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from zerobubble.errors import UsageError
+from zerobubble.ir import Placement
+from zerobubble.plan.cuts import layers_of_stages
+from zerobubble.plan.moving import improve
+from zerobubble.plan.pace import Pace
+from zerobubble.plan.partition import partition
+from zerobubble.plan.placing import Placements, placements_to_try
+from zerobubble.plan.scheduling import known_candidates, search_schedule
+from zerobubble.plan.task import Candidate, Task, better, judge
+from zerobubble.profile import stage_costs
+from zerobubble.schedules import recipe
+from zerobubble.schedules.registry import parse_spec
+
+# So many of the best starts are improved.
+_NUM_IMPROVED = 4
+
+Choice = tuple[int, Placement]
+
+
+@dataclass(frozen=True, eq=False)
+class Planner:
+    """How one choice of microbatch size and placement is started and improved."""
+
+    task: Task
+    schedule: str | None
+
+    def placements(self, asked: Placements | None) -> list[Placement]:
+        """List the placements to try."""
+        task = self.task
+        if self.schedule is None:
+            return placements_to_try(task.profile.num_layers, task.num_ranks, asked)
+        name, parameters = parse_spec(self.schedule)
+        place = recipe(name).place(task.num_ranks, **parameters)
+        if asked and place not in placements_to_try(task.profile.num_layers, task.num_ranks, asked):
+            raise UsageError(f"{self.schedule} has placement {place}: leave out the placement")
+        return placements_to_try(task.profile.num_layers, task.num_ranks, place)
+
+    def start(self, microbatch_size: int, placement: Placement) -> Candidate | None:
+        """Balance the layers and find the best schedule for that, if any fits."""
+        task, tables = self.task, self.task.tables(microbatch_size)
+        found = partition(
+            [layer.compute_ms for layer in task.profile.at(microbatch_size)],
+            placement.num_stages,
+            placement,
+            tables.least_bytes,
+            task.memory,
+        )
+        if found is None:
+            return None
+        parts = (microbatch_size, found.layers_per_stage, placement)
+        best = self.find(*parts)
+        if self.schedule is None:
+            for candidate in known_candidates(task, *parts):
+                best = better(best, candidate)
+        return best
+
+    def find(
+        self, microbatch_size: int, layers_per_stage: tuple[int, ...], placement: Placement
+    ) -> Candidate | None:
+        """Find the best schedule of a partition, or build the one asked for."""
+        task = self.task
+        if self.schedule is None:
+            return search_schedule(task, microbatch_size, layers_per_stage, placement)
+        name, parameters = parse_spec(self.schedule)
+        layers = layers_of_stages(layers_per_stage)
+        costs = stage_costs(task.profile, microbatch_size, layers, placement)
+        count = task.num_microbatches(microbatch_size)
+        built = recipe(name).build(task.num_ranks, count, costs, **parameters)
+        return judge(task, microbatch_size, layers_per_stage, Pace(built))
+
+    def starts(self, choices: Sequence[Choice]) -> dict[Choice, Candidate]:
+        """Start every choice that fits."""
+        found = {choice: self.start(*choice) for choice in choices}
+        return {choice: start for choice, start in found.items() if start is not None}
+
+    def improve_best(self, starts: Mapping[Choice, Candidate]) -> list[Candidate]:
+        """Move layers and search schedules in turn, for the best starts; give all, best first."""
+        ranked = sorted(starts.values(), key=merit)
+        improved = [improve(self.task, start, self.find_again) for start in ranked[:_NUM_IMPROVED]]
+        return sorted([*improved, *ranked[_NUM_IMPROVED:]], key=merit)
+
+    def find_again(self, moved: Candidate) -> Candidate | None:
+        """Find the best schedule after layers have moved."""
+        return self.find(moved.microbatch_size, moved.layers_per_stage, moved.placement)
+
+
+def merit(candidate: Candidate) -> tuple[float, float]:
+    """Rank by the memory that is not there, then by the time of a step."""
+    return candidate.excess_bytes, candidate.step_ms
