@@ -106,10 +106,15 @@ def build_stage(
     Raises:
         UsageError: a layer is neither a module nor a callable that returns one.
     """
-    return StageModule({i: _build_layer(layers[i], i, seed).to(device) for i in numbers})
+    return StageModule({i: build_layer(layers[i], i, seed).to(device) for i in numbers})
 
 
-def _build_layer(layer: Layer, number: int, seed: int) -> nn.Module:
+def build_layer(layer: Layer, number: int, seed: int) -> nn.Module:
+    """Give the module of a layer, built as in :func:`build_stage` if it is a callable.
+
+    Raises:
+        UsageError: it is neither a module nor a callable that returns one.
+    """
     if isinstance(layer, nn.Module):
         return layer
     built = None

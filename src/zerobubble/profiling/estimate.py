@@ -1,0 +1,195 @@
+"""What would every layer of a model cost on a device that is not here?"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from zerobubble.autograd import native
+from zerobubble.errors import UsageError
+from zerobubble.profile import LayerCosts, Link, Profile
+from zerobubble.profiling.device_spec import GIGA, DeviceSpec
+from zerobubble.profiling.layers import Profiled, Tasks, profile_layers
+from zerobubble.profiling.one_layer import LayerStage, Task, count_held
+from zerobubble.profiling.roofline import FusedAttention, Roofline, Work, kernel_ms
+from zerobubble.runtime.layered import LayeredModel
+from zerobubble.runtime.partition import Layer, build_layer
+
+_META = torch.device("meta")
+
+
+def estimate(
+    model: LayeredModel,
+    device: DeviceSpec,
+    microbatch_sizes: Sequence[int],
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    optimizer: str = "adamw",
+    validate: str = "post",
+) -> Profile:
+    """Estimate the costs of every layer without memory or time for tensors.
+
+    Layers are built on the meta device, one at a time, and run as stages of the runtime. Their
+    kernels take the time of a roofline (:mod:`zerobubble.profiling.roofline`), attention is fused.
+    Activations are counted as by the runtime's ledger. All parameters have ``dtype``. AdamW keeps
+    two float32 values for each parameter, and below float32 a float32 master copy.
+
+    Args:
+        model: whose layers are run.
+        device: its rates.
+        microbatch_sizes: in samples.
+        dtype: of parameters, inputs and gradients.
+        optimizer: only ``adamw``.
+        validate: ``post`` or ``sync``, as for ``Pipeline.optimizer``.
+
+    Raises:
+        UsageError: a layer needs values, not only shapes, or returns what cannot travel.
+
+    >>> from zerobubble.profiling import H100
+    >>> layers = [nn.Linear(1024, 1024), nn.Linear(1024, 1024, bias=False)]
+    >>> def sample(n):
+    ...     return torch.empty(n, 1024), torch.empty(n, 1024)
+    >>> loss = nn.functional.mse_loss
+    >>> model = LayeredModel("mine", layers, ("first", "second"), loss, sample)
+    >>> estimate(model, H100, [8]).at(8)[1].parameter_bytes / 1024**2
+    2.0
+    """
+    require_settings(microbatch_sizes, optimizer, validate)
+
+    def run(module: nn.Module, tasks: Tasks) -> Mapping[int, Profiled]:
+        weights = _weight_costs(module, device, validate)
+        return {size: _profiled(module, task, device, weights) for size, task in tasks.items()}
+
+    sizes = sorted(set(microbatch_sizes))
+    with FusedAttention(), native.in_python(), torch.enable_grad():
+        tables = profile_layers(
+            model,
+            sizes,
+            build=lambda number: _build(model.layers[number], number, dtype),
+            run=run,
+            place=lambda tensor: _on_meta(tensor, dtype),
+        )
+    bytes_per_ms = device.link_gb_per_s * GIGA * device.link_efficiency / 1e3
+    return Profile(
+        model=model.name,
+        device=f"{device.name} (estimated, {str(dtype).removeprefix('torch.')})",
+        layer_names=model.layer_names,
+        layers=tables,
+        link=Link(device.link_latency_us / 1e3, bytes_per_ms),
+        memory_bytes=device.memory_gb * GIGA,
+    )
+
+
+def require_settings(microbatch_sizes: Sequence[int], optimizer: str, validate: str) -> None:
+    """Refuse what no profile can be made for.
+
+    Raises:
+        UsageError: naming the setting.
+    """
+    if not microbatch_sizes or min(microbatch_sizes) < 1:
+        raise UsageError(f"microbatch sizes {list(microbatch_sizes)}: give numbers of at least 1")
+    if optimizer != "adamw":
+        raise UsageError(f"optimizer {optimizer!r} cannot be profiled: use 'adamw'")
+    if validate not in ("post", "sync"):
+        raise UsageError(f"validate must be 'post' or 'sync', not {validate!r}")
+
+
+def _on_meta(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.to(_META, dtype if tensor.is_floating_point() else tensor.dtype)
+
+
+def _build(layer: Layer, number: int, dtype: torch.dtype) -> nn.Module:
+    """Build a layer on the meta device, or copy the one that is given to it, without its values."""
+    if isinstance(layer, nn.Module):
+        module = layer
+    else:
+        with _META:
+            module = build_layer(layer, number, seed=0)
+    tensors = chain(module.parameters(), module.buffers())
+    return copy.deepcopy(module, {id(each): _without_values(each, dtype) for each in tensors})
+
+
+def _without_values(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    moved = _on_meta(tensor.detach(), dtype)
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(moved, requires_grad=tensor.requires_grad)
+    return moved
+
+
+def _profiled(module: nn.Module, task: Task, device: DeviceSpec, weights: LayerCosts) -> Profiled:
+    held = count_held(module, task)
+    split = _work(module, task, device, splits_backward=True)
+    plain = _work(module, task, device, splits_backward=False)
+    costs = replace(
+        weights,
+        forward_ms=split.forward.ms,
+        backward_input_ms=split.backward_input.ms,
+        backward_weight_ms=split.backward_weight.ms,
+        plain_forward_ms=plain.forward.ms,
+        plain_backward_ms=plain.backward_input.ms,
+        **held.as_costs(task),
+    )
+    return Profiled(costs, held.output)
+
+
+class LayerWork(NamedTuple):
+    """The work of the ops of a layer; where the backward is not split, B is all of it."""
+
+    forward: Work
+    backward_input: Work
+    backward_weight: Work
+
+
+def _work(module: nn.Module, task: Task, device: DeviceSpec, *, splits_backward: bool) -> LayerWork:
+    run = LayerStage(module, task, splits_backward=splits_backward)
+    run.begin_gradients()
+    run.give_input(0, task.boundary.copy())
+    with Roofline(device) as roofline:
+        run.stage.forward(0)
+        forward = roofline.take()
+    run.give_gradients(0, run.take_output(0)[1])
+    with roofline:
+        run.stage.backward_input(0)
+        backward_input = roofline.take()
+    run.end(0)
+    with roofline:
+        if splits_backward:
+            run.stage.backward_weight(0)
+    run.drop_gradients()
+    return LayerWork(forward, backward_input, roofline.take())
+
+
+def _weight_costs(module: nn.Module, device: DeviceSpec, validate: str) -> LayerCosts:
+    """Give the bytes of the weights and the time of the optimizer, whose kernels read them once."""
+    parameters = list(module.parameters())
+    trained = [each for each in parameters if each.requires_grad]
+    states, moved = 0, 0
+    for parameter in trained:
+        its_states, its_moved = _adamw_bytes(parameter.element_size(), validate)
+        states += its_states * parameter.numel()
+        moved += its_moved * parameter.numel()
+    return LayerCosts(
+        optimizer_ms=kernel_ms(device, 0, moved, torch.float32) if trained else 0.0,
+        parameter_bytes=sum(each.nbytes for each in chain(parameters, module.buffers())),
+        gradient_bytes=sum(each.nbytes for each in trained),
+        optimizer_bytes=states,
+    )
+
+
+def _adamw_bytes(itemsize: int, validate: str) -> tuple[int, int]:
+    """Give what AdamW holds, and what it reads and writes in a step, for each parameter.
+
+    The attempt of post-validation works on copies, and commits by a second run of the kernel. It
+    keeps a copy of the parameter or, beside a master copy, the gradient in float32.
+    """
+    needs_master = itemsize < 4
+    states, moved = 8, 28 + itemsize  # two means; one run of the kernel, and the norm
+    if needs_master:
+        states, moved = states + 4, moved + (itemsize + 4) + (4 + itemsize)
+    if validate == "post":
+        states, moved = states + (4 - itemsize if needs_master else itemsize), moved + 32 + 28
+    return states, moved
