@@ -58,7 +58,7 @@ def dumps(profile: Profile) -> str:
     """Write a profile as JSON text.
 
     >>> profile = Profile("mine", "cpu", ("a", "b"), {1: (LayerCosts(2.5), LayerCosts(2.5))})
-    >>> print(dumps(profile).splitlines()[6].strip())
+    >>> print(dumps(profile).splitlines()[7].strip())
     {"forward_ms": 2.5}
     >>> loads(dumps(profile), "mine.json") == profile
     True

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from zerobubble.autograd import native
-from zerobubble.errors import UsageError
 from zerobubble.profile import LayerCosts, Link, Profile
 from zerobubble.profiling.device_spec import GIGA, DeviceSpec
-from zerobubble.profiling.layers import Profiled, Tasks, profile_layers
+from zerobubble.profiling.layers import Profiled, Tasks, profile_layers, require_settings
 from zerobubble.profiling.one_layer import LayerStage, Task, count_held
 from zerobubble.profiling.roofline import FusedAttention, Roofline, Work, kernel_ms
 from zerobubble.runtime.layered import LayeredModel
@@ -82,20 +81,6 @@ def estimate(
         link=Link(device.link_latency_us / 1e3, bytes_per_ms),
         memory_bytes=device.memory_gb * GIGA,
     )
-
-
-def require_settings(microbatch_sizes: Sequence[int], optimizer: str, validate: str) -> None:
-    """Refuse what no profile can be made for.
-
-    Raises:
-        UsageError: naming the setting.
-    """
-    if not microbatch_sizes or min(microbatch_sizes) < 1:
-        raise UsageError(f"microbatch sizes {list(microbatch_sizes)}: give numbers of at least 1")
-    if optimizer != "adamw":
-        raise UsageError(f"optimizer {optimizer!r} cannot be profiled: use 'adamw'")
-    if validate not in ("post", "sync"):
-        raise UsageError(f"validate must be 'post' or 'sync', not {validate!r}")
 
 
 def _on_meta(tensor: Tensor, dtype: torch.dtype) -> Tensor:

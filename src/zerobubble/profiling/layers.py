@@ -29,6 +29,20 @@ Run = Callable[[nn.Module, Tasks], Mapping[int, Profiled]]
 Build = Callable[[int], nn.Module]
 
 
+def require_settings(microbatch_sizes: Sequence[int], optimizer: str, validate: str) -> None:
+    """Refuse what no profile can be made for.
+
+    Raises:
+        UsageError: naming the setting.
+    """
+    if not microbatch_sizes or min(microbatch_sizes) < 1:
+        raise UsageError(f"microbatch sizes {list(microbatch_sizes)}: give numbers of at least 1")
+    if optimizer != "adamw":
+        raise UsageError(f"optimizer {optimizer!r} cannot be profiled: use 'adamw'")
+    if validate not in ("post", "sync"):
+        raise UsageError(f"validate must be 'post' or 'sync', not {validate!r}")
+
+
 def profile_layers(
     model: LayeredModel,
     sizes: Sequence[int],

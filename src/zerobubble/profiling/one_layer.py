@@ -1,5 +1,7 @@
 """What does one layer do as a stage of its own: F, B and W of a microbatch, and what it holds?"""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 from weakref import ref
@@ -50,6 +52,7 @@ class Task:
         boundary: what it reads.
         loss_fn: of the last layer; None for others.
         target: of the microbatch, for the last layer.
+        autocast: gives the context of the forward, for mixed precision.
     """
 
     number: int
@@ -57,13 +60,19 @@ class Task:
     boundary: Boundary
     loss_fn: LossFunction | None = None
     target: Any = None
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
 class LayerStage:
     """A stage of one layer that runs one microbatch at a time, or several in flight."""
 
     def __init__(
-        self, module: nn.Module, task: Task, *, splits_backward: bool, num_in_flight: int = 1
+        self,
+        module: nn.Module,
+        task: Task,
+        *,
+        splits_backward: bool,
+        num_in_flight: int = 1,
     ) -> None:
         self.task = task
         self.ledger = Ledger()
@@ -72,6 +81,7 @@ class LayerStage:
             StageModule({task.number: module}),
             splits_backward=splits_backward,
             loss_fn=task.loss_fn,
+            autocast=task.autocast,
             ledger=self.ledger,
         )
         self.stage.begin([task.num_samples] * num_in_flight, [{}] * num_in_flight)
