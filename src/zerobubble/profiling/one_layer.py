@@ -87,16 +87,15 @@ class LayerStage:
         self.stage.begin([task.num_samples] * num_in_flight, [{}] * num_in_flight)
         if task.loss_fn is not None:
             self.stage.targets = [task.target] * num_in_flight
-        if task.number == 0:
-            self.stage.give_batch([self._value(task.boundary.copy())] * num_in_flight)
-
-    def _value(self, tensors: list[Tensor]) -> Any:
-        return self.task.boundary.layout.build(tensors)
+        self._num_in_flight = num_in_flight
 
     def give_input(self, microbatch: int, tensors: list[Tensor]) -> None:
-        """Take the input of a microbatch; the first layer has read the batch already."""
+        """Take the input of a microbatch; the first layer reads a batch with the first one."""
+        layout = self.task.boundary.layout
         if self.task.number:
-            self.stage.give_input(microbatch, tensors, self.task.boundary.layout)
+            self.stage.give_input(microbatch, tensors, layout)
+        elif microbatch == 0:
+            self.stage.give_batch([layout.build(tensors)] * self._num_in_flight)
 
     def take_output(self, microbatch: int) -> tuple[list[Tensor], Layout | None]:
         """Hand out the output of F; none of the last layer, whose output is the loss."""

@@ -1,5 +1,6 @@
 """What does the optimizer add to a step for one layer, in time and in bytes?"""
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -78,5 +79,5 @@ def _norm(owned: list[nn.Parameter]) -> None:
     torch.stack([norm(p.grad) for p in owned if p.grad is not None]).square().sum().cpu()
 
 
-def _num_bytes(values: list[Tensor]) -> int:
+def _num_bytes(values: Sequence[Tensor]) -> int:
     return sum(value.nbytes for value in values if isinstance(value, Tensor))

@@ -30,5 +30,5 @@ def measure_overhead(device: torch.device, num_ranks: int, validate: str, link: 
         times.append((perf_counter() - begin) * 1e3)
     optimizer.synchronize()
     own = median(times[_NUM_WARM_UP:])
-    slowest = max(pipe.transport.share_object(own))
+    slowest: float = max(pipe.transport.share_object(own))
     return max(0.0, slowest - 2 * (num_ranks - 1) * link.transfer_ms(4))

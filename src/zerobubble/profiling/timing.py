@@ -48,4 +48,5 @@ def _elapsed_ms(start: Mark, end: Mark) -> float:
     if isinstance(start, int) and isinstance(end, int):
         return (end - start) / 1e6
     assert isinstance(start, torch.cuda.Event)
+    assert isinstance(end, torch.cuda.Event)
     return float(start.elapsed_time(end))
