@@ -1,4 +1,4 @@
-"""How well does a profile foresee a real step? A GPT with a heavy head on two ranks of this machine.
+"""How well does a profile foresee a step? A GPT with a heavy head on two ranks of this machine.
 
 ``python -m benchmarks.profile_accuracy`` profiles its layers, adds them up to the stages of a
 pipeline, simulates the schedule, then trains it and prints forecast over measurement, for the step

@@ -152,29 +152,40 @@ def _weight_costs(module: nn.Module, device: DeviceSpec, validate: str) -> Layer
     """Give the bytes of the weights and the time of the optimizer, whose kernels read them once."""
     parameters = list(module.parameters())
     trained = [each for each in parameters if each.requires_grad]
-    states, moved = 0, 0
-    for parameter in trained:
-        its_states, its_moved = _adamw_bytes(parameter.element_size(), validate)
-        states += its_states * parameter.numel()
-        moved += its_moved * parameter.numel()
+    plain = sum(each.numel() * _plain_step_bytes(each.element_size()) for each in trained)
+    guess = sum(each.numel() * _GUESS_BYTES for each in trained) if validate == "post" else 0
+    times = (
+        kernel_ms(device, 0, moved, torch.float32) if trained else 0.0
+        for moved in (plain + guess, plain)
+    )
+    optimizer_ms, plain_optimizer_ms = times
     return LayerCosts(
-        optimizer_ms=kernel_ms(device, 0, moved, torch.float32) if trained else 0.0,
+        optimizer_ms=optimizer_ms,
+        plain_optimizer_ms=plain_optimizer_ms,
         parameter_bytes=sum(each.nbytes for each in chain(parameters, module.buffers())),
         gradient_bytes=sum(each.nbytes for each in trained),
-        optimizer_bytes=states,
+        optimizer_bytes=sum(
+            each.numel() * _state_bytes(each.element_size(), validate) for each in trained
+        ),
     )
 
 
-def _adamw_bytes(itemsize: int, validate: str) -> tuple[int, int]:
-    """Give what AdamW holds, and what it reads and writes in a step, for each parameter.
+# An attempt copies gradient, value and both means (32 bytes), then the kernel runs once more.
+_GUESS_BYTES = 32 + 28
 
-    The attempt of post-validation works on copies, and commits by a second run of the kernel. It
-    keeps a copy of the parameter or, beside a master copy, the gradient in float32.
+
+def _plain_step_bytes(itemsize: int) -> int:
+    """Count what a step reads and writes for a parameter: the norm, the kernel, and both casts."""
+    num_bytes = itemsize + 28
+    return num_bytes if itemsize >= 4 else num_bytes + 2 * (4 + itemsize)
+
+
+def _state_bytes(itemsize: int, validate: str) -> int:
+    """Count two means, a master copy below float32, and what post-validation keeps beside them.
+
+    That is a copy of the parameter or, where a master copy serves, the gradient in float32.
     """
-    needs_master = itemsize < 4
-    states, moved = 8, 28 + itemsize  # two means; one run of the kernel, and the norm
-    if needs_master:
-        states, moved = states + 4, moved + (itemsize + 4) + (4 + itemsize)
-    if validate == "post":
-        states, moved = states + (4 - itemsize if needs_master else itemsize), moved + 32 + 28
-    return states, moved
+    is_post = validate == "post"
+    if itemsize >= 4:
+        return 8 + itemsize * is_post
+    return 8 + 4 + (4 - itemsize) * is_post

@@ -1,6 +1,7 @@
 """What does the optimizer add to a step for one layer, in time and in bytes?"""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -11,7 +12,7 @@ from zerobubble.profile import LayerCosts
 from zerobubble.profiling.ranks import Ranks
 from zerobubble.profiling.timing import Stopwatch
 from zerobubble.runtime.attempt import attempt
-from zerobubble.runtime.master_weights import Weights, build_weights
+from zerobubble.runtime.master_weights import build_weights
 
 
 def measure_weights(module: nn.Module, ranks: Ranks, validate: str) -> LayerCosts:
@@ -26,38 +27,54 @@ def measure_weights(module: nn.Module, ranks: Ranks, validate: str) -> LayerCost
     )
     if not trained:
         return sizes
-    weights = build_weights(torch.optim.AdamW, dict(module.named_parameters()), {}, False)
+    plain_ms, plain = _time(_Step(module), ranks)
+    guessed_ms, guessed = (
+        _time(_PostStep(module), ranks) if validate == "post" else (plain_ms, plain)
+    )
+    return replace(
+        sizes,
+        optimizer_ms=guessed_ms,
+        plain_optimizer_ms=plain_ms,
+        optimizer_bytes=guessed.state_bytes + guessed.kept_bytes,
+    )
+
+
+def _time(step: "_Step", ranks: Ranks) -> tuple[float, "_Step"]:
     watch = Stopwatch(ranks.transport.device)
-    step = _PostStep(weights) if validate == "post" else _Step(weights)
 
     def round_of() -> None:
-        for parameter in trained:
-            parameter.grad = torch.full_like(parameter, 1e-3)
+        step.give_gradients()
         watch.run("step", step.run)
 
     with torch.no_grad():
         ranks.repeat(round_of, watch.clear)
-    assert weights.inner is not None
-    states = [leaf for state in weights.inner.state.values() for leaf in tree_leaves(state)]
-    return LayerCosts(
-        optimizer_ms=ranks.medians(watch.medians_ms())["step"],
-        parameter_bytes=sizes.parameter_bytes,
-        gradient_bytes=sizes.gradient_bytes,
-        optimizer_bytes=_num_bytes(states) + step.kept_bytes,
-    )
+    return ranks.medians(watch.medians_ms())["step"], step
 
 
 class _Step:
     """A step of the optimizer that is known to stand."""
 
-    def __init__(self, weights: Weights) -> None:
-        self.weights = weights
+    def __init__(self, module: nn.Module) -> None:
+        adamw = torch.optim.AdamW
+        self.weights = build_weights(adamw, dict(module.named_parameters()), {}, False)
         self.kept_bytes = 0
+
+    @property
+    def inner(self) -> torch.optim.Optimizer:
+        assert self.weights.inner is not None, "the layer has something to train"
+        return self.weights.inner
+
+    @property
+    def state_bytes(self) -> int:
+        return _num_bytes([t for state in self.inner.state.values() for t in tree_leaves(state)])
+
+    def give_gradients(self) -> None:
+        for parameter in self.weights.owned:
+            parameter.grad = torch.full_like(parameter, 1e-3)
 
     def run(self) -> None:
         _norm(self.weights.collect_gradients())
-        assert self.weights.inner is not None
-        self.weights.inner.step()
+        self.inner.step()
         self.weights.drop_gradients()
 
 
