@@ -44,6 +44,7 @@ class ProfileCommand:
     ] = "fp32"
     validate: Annotated[Validate, arg(help="how the optimizer steps")] = "post"
     threads: Annotated[int, arg(help="CPU threads of each rank; 0 shares the cores")] = 0
+    seconds: Annotated[float, arg(help="how long each kind of layer is measured")] = 2.0
     out: Annotated[str, arg(metavar="FILE", help="write the profile as JSON")] = ""
     json: Json = False
     settings: Annotated[ModelConfig, arg(name="")] = field(default_factory=ModelConfig)
@@ -51,6 +52,8 @@ class ProfileCommand:
     def __post_init__(self) -> None:
         if self.threads < 0:
             raise UsageError(f"--threads {self.threads}: write a number of 0 or more")
+        if not 0 < self.seconds < float("inf"):
+            raise UsageError(f"--seconds {self.seconds}: write a number above 0")
         if self.device_spec and (self.ranks or self.device != "cpu" or self.threads):
             raise UsageError("--device-spec measures nothing: leave out -p, --device and --threads")
 
@@ -135,6 +138,7 @@ class _Work:
             device="cpu" if is_cpu else f"cuda:{os.environ.get('LOCAL_RANK', '0')}",
             autocast=torch.bfloat16 if self.asked.precision == "bf16" else None,
             validate=self.asked.validate,
+            seconds=self.asked.seconds,
         )
         return dumps(profile)
 

@@ -84,7 +84,9 @@ def estimate(
 
 
 def _on_meta(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return tensor.to(_META, dtype if tensor.is_floating_point() else tensor.dtype)
+    """Make a tensor without values of the same strides: what is no block gets copied by ops."""
+    kept = dtype if tensor.is_floating_point() else tensor.dtype
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=kept, device=_META)
 
 
 def _build(layer: Layer, number: int, dtype: torch.dtype) -> nn.Module:
@@ -107,8 +109,8 @@ def _without_values(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _profiled(module: nn.Module, task: Task, device: DeviceSpec, weights: LayerCosts) -> Profiled:
     held = count_held(module, task)
-    split = _work(module, task, device, splits_backward=True)
-    plain = _work(module, task, device, splits_backward=False)
+    split = layer_work(module, task, device, splits_backward=True)
+    plain = layer_work(module, task, device, splits_backward=False)
     costs = replace(
         weights,
         forward_ms=split.forward.ms,
@@ -129,7 +131,10 @@ class LayerWork(NamedTuple):
     backward_weight: Work
 
 
-def _work(module: nn.Module, task: Task, device: DeviceSpec, *, splits_backward: bool) -> LayerWork:
+def layer_work(
+    module: nn.Module, task: Task, device: DeviceSpec, *, splits_backward: bool
+) -> LayerWork:
+    """Run one microbatch as all but the first of a step, whose gradients have something to add to."""
     run = LayerStage(module, task, splits_backward=splits_backward)
     run.begin_gradients()
     run.give_input(0, task.boundary.copy())
