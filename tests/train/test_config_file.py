@@ -34,7 +34,11 @@ def configs(draw):
     heads, pairs, microbatches, size = (draw(st.integers(1, 9)) for _ in range(4))
     special = {
         "run": {"microbatches": st.just(microbatches)},
-        "model": {"dim": st.just(2 * heads * pairs), "heads": st.just(heads)},
+        "model": {
+            "dim": st.just(2 * heads * pairs),
+            "heads": st.just(heads),
+            "vocabulary": st.integers(256, 2**62),
+        },
         "data": {"batch_size": st.just(microbatches * size)},
     }
     return TrainConfig(

@@ -4,6 +4,16 @@
 """
 
 from zerobubble.profile.data import LayerCosts, Link, Profile
+from zerobubble.profile.file import load, save
 from zerobubble.profile.stages import StageBytes, stage_bytes, stage_costs
 
-__all__ = ["LayerCosts", "Link", "Profile", "StageBytes", "stage_bytes", "stage_costs"]
+__all__ = [
+    "LayerCosts",
+    "Link",
+    "Profile",
+    "StageBytes",
+    "load",
+    "save",
+    "stage_bytes",
+    "stage_costs",
+]

@@ -20,7 +20,8 @@ class LayerCosts:
         backward_weight_ms: time of W.
         plain_forward_ms: time of F where the backward of the stage is not split.
         plain_backward_ms: time of BW there.
-        optimizer_ms: what the layer adds to the time of an optimizer step.
+        optimizer_ms: what the layer adds to the time of an optimizer step; with post-validation,
+            of one on a guess that turns out right.
         activation_bytes: what F saves for the backward, without the layer's input.
         kept_bytes: the part of it that W still holds after B.
         input_bytes: size of the layer's input, the tensors only.
@@ -30,6 +31,7 @@ class LayerCosts:
         parameter_bytes: size of the parameters and buffers.
         gradient_bytes: size of their gradients.
         optimizer_bytes: size of the optimizer's state, and of what post-validation keeps.
+        plain_optimizer_ms: what it adds on a rank that never guesses, such as the last one.
     """
 
     forward_ms: float = 0.0
@@ -47,6 +49,7 @@ class LayerCosts:
     parameter_bytes: float = 0.0
     gradient_bytes: float = 0.0
     optimizer_bytes: float = 0.0
+    plain_optimizer_ms: float = 0.0
 
     def __post_init__(self) -> None:
         for each in fields(self):

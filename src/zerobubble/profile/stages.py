@@ -106,11 +106,13 @@ def _transfer(
 
 
 def _activation(layers: Sequence[LayerCosts]) -> float:
-    return (
+    """Sum what F holds; output gradients that wait for W can be more, as after an embedding."""
+    held = (
         sum(layer.activation_bytes for layer in layers)
         + layers[0].input_bytes
         + sum(layer.saved_input_bytes for layer in layers[1:])
     )
+    return max(held, _kept(layers))
 
 
 def _kept(layers: Sequence[LayerCosts]) -> float:

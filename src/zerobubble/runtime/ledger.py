@@ -30,7 +30,7 @@ class Account:
         """Watch the storages of some tensors, and note the peak."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
-            self._storages[storage.data_ptr()] = (ref(storage), storage.nbytes())
+            self._storages[storage._cdata] = (ref(storage), storage.nbytes())
         self.peak_bytes = max(self.peak_bytes, self.live_bytes())
 
     def live_bytes(self) -> int:
@@ -44,7 +44,7 @@ class Account:
 
     def holds(self, tensor: Tensor) -> bool:
         """Say whether the storage of a tensor is watched."""
-        storage, _ = self._storages.get(tensor.untyped_storage().data_ptr(), (None, 0))
+        storage, _ = self._storages.get(tensor.untyped_storage()._cdata, (None, 0))
         return storage is not None and storage() is not None
 
 

@@ -134,11 +134,16 @@ def build_stage(
     Raises:
         UsageError: a layer is neither a module nor a callable that returns one.
     """
-    built = {i: _build_layer(layers[i], i, seed).to(device) for i in numbers}
+    built = {i: build_layer(layers[i], i, seed).to(device) for i in numbers}
     return StageModule(built, parameter_name)
 
 
-def _build_layer(layer: Layer, number: int, seed: int) -> nn.Module:
+def build_layer(layer: Layer, number: int, seed: int) -> nn.Module:
+    """Give the module of a layer, built as in :func:`build_stage` if it is a callable.
+
+    Raises:
+        UsageError: it is neither a module nor a callable that returns one.
+    """
     if isinstance(layer, nn.Module):
         return layer
     built = None

@@ -6,7 +6,7 @@ import numpy as np
 
 from zerobubble.costs import Costs
 from zerobubble.ir import Placement
-from zerobubble.train.config import VOCABULARY, ModelConfig
+from zerobubble.train.config import ModelConfig
 
 
 def forecast_costs(
@@ -18,7 +18,7 @@ def forecast_costs(
     4TD in F, twice that in B and none in W (arXiv 2401.10241, table 1).
     """
     block_weights = 4 * config.dim**2 + 3 * config.dim * config.ffn_dim
-    weights = [0, *[block_weights] * config.layers, config.dim * VOCABULARY]
+    weights = [0, *[block_weights] * config.layers, config.dim * config.vocabulary]
     attention = [0, *[4 * config.sequence * config.dim] * config.layers, 0]
     stages = [slice(numbers.start, numbers.stop) for numbers in layers_of_stage]
     linear = np.array([2.0 * sum(weights[stage]) for stage in stages])

@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zerobubble.train.config import VOCABULARY, ModelConfig
+from zerobubble.runtime.layered import LayeredModel
+from zerobubble.train.config import ModelConfig
 
 _INIT_STD = 0.02
 _NORM_EPS = 1e-6
@@ -28,7 +29,7 @@ def build_layers(config: ModelConfig) -> list[Callable[[], nn.Module]]:
     """Return one builder per layer: the embedding, ``config.layers`` blocks, the head.
 
     The first layer maps bytes ``[B, T]`` (int64) to ``[B, T, D]``, the last one ``[B, T, D]`` to
-    logits ``[B, T, 256]``. Weights are drawn from torch's global generator when a builder is
+    logits ``[B, T, V]``. Weights are drawn from torch's global generator when a builder is
     called, so whoever seeds before each call gets the same weights for any partition.
 
     >>> layers = [build() for build in build_layers(ModelConfig(layers=2, dim=8, heads=2))]
@@ -54,6 +55,31 @@ def tied_parameters(config: ModelConfig) -> tuple[tuple[str, str], ...]:
     if not config.tied_head:
         return ()
     return (("0.embedding.weight", f"{config.layers + 1}.head.weight"),)
+
+
+def reference_model(config: ModelConfig) -> LayeredModel:
+    """Give the whole model with its loss, the tie of its head, and batches of its shape.
+
+    >>> reference_model(ModelConfig(layers=2)).layer_names
+    ('embedding', 'block 0', 'block 1', 'head')
+    """
+    return LayeredModel(
+        name="reference",
+        layers=build_layers(config),
+        layer_names=("embedding", *(f"block {i}" for i in range(config.layers)), "head"),
+        loss_fn=loss,
+        sample_batch=partial(_sample_batch, config),
+        tied=tied_parameters(config),
+        kinds=("embedding", *["block"] * config.layers, "head"),
+    )
+
+
+def _sample_batch(config: ModelConfig, num_samples: int) -> tuple[Tensor, Tensor]:
+    """Draw tokens ``[B, T]`` and those that follow them, the same at every call."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (num_samples, config.sequence + 1)
+    text_BT = torch.randint(config.vocabulary, shape, generator=generator)
+    return text_BT[:, :-1], text_BT[:, 1:]
 
 
 def parameter_counts(config: ModelConfig) -> list[int]:
@@ -97,7 +123,7 @@ class Embedding(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, config.dim)
+        self.embedding = nn.Embedding(config.vocabulary, config.dim)
         nn.init.normal_(self.embedding.weight, std=_INIT_STD)
 
     def forward(self, bytes_BT: Tensor) -> Tensor:
@@ -170,7 +196,7 @@ class Head(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.norm = nn.RMSNorm(config.dim, eps=_NORM_EPS)
-        self.head = _linear(config.dim, VOCABULARY)
+        self.head = _linear(config.dim, config.vocabulary)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Map ``[B, T, D]`` to logits ``[B, T, V]``."""
