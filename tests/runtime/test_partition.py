@@ -38,7 +38,7 @@ def linear():
 
 
 def values(stage):
-    return {name: p.tolist() for name, p in stage.model_parameters().items()}
+    return {name: p.tolist() for name, p in stage.numbered_parameters().items()}
 
 
 def test_initial_values_depend_on_seed_and_number_but_not_on_the_partition():
@@ -67,12 +67,12 @@ def test_a_stage_builds_only_its_layers_and_runs_them_in_order():
     stage = build_stage(layers, range(1, 4), 0, CPU)
     x = torch.randn(5, 2, 2)
     assert torch.equal(stage(x), layers[3](layers[2](layers[1](x))))
-    assert list(stage.model_parameters()) == ["2.weight", "2.bias"]
+    assert list(stage.numbered_parameters()) == ["2.weight", "2.bias"]
 
 
 def test_more_than_ten_layers_stay_in_order():
     stage = build_stage([linear] * 12, range(12), 0, CPU)
-    numbers = [int(name.partition(".")[0]) for name in stage.model_parameters()]
+    numbers = [int(name.partition(".")[0]) for name in stage.numbered_parameters()]
     assert numbers == sorted(numbers)
 
 

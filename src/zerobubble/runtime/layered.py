@@ -5,17 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from zerobubble.errors import UsageError
-from zerobubble.runtime.partition import Layer
+from zerobubble.runtime.partition import Layer, numbered
 from zerobubble.runtime.stage import LossFunction
-
-
-def numbered(layer: int, name: str) -> str:
-    """Name a parameter as an ``nn.Sequential`` of the layers does.
-
-    >>> numbered(3, "norm.weight")
-    '3.norm.weight'
-    """
-    return f"{layer}.{name}"
 
 
 @dataclass(frozen=True)

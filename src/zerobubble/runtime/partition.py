@@ -44,11 +44,30 @@ def split_layers(
     return [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
 
 
-class StageModule(nn.Module):
-    """The layers of one stage, run one after the other under their numbers in the whole model."""
+def numbered(layer: int, name: str) -> str:
+    """Name a parameter as an ``nn.Sequential`` of the layers does.
 
-    def __init__(self, layers: dict[int, nn.Module]) -> None:
+    >>> numbered(3, "norm.weight")
+    '3.norm.weight'
+    """
+    return f"{layer}.{name}"
+
+
+class StageModule(nn.Module):
+    """The layers of one stage, run one after the other under their numbers in the whole model.
+
+    Args:
+        layers: by their numbers.
+        parameter_name: gives the name in the whole model of what a layer holds.
+    """
+
+    def __init__(
+        self,
+        layers: dict[int, nn.Module],
+        parameter_name: Callable[[int, str], str] = numbered,
+    ) -> None:
         super().__init__()
+        self._parameter_name = parameter_name
         self.layers = nn.ModuleDict({str(number): layer for number, layer in layers.items()})
         self._taken = [_keywords_of(layer) for layer in layers.values()]
 
@@ -67,9 +86,14 @@ class StageModule(nn.Module):
         """The keywords that the layers take; ``ANY`` is among them if a layer takes all."""
         return {name for taken in self._taken for name in taken}
 
-    def model_parameters(self) -> dict[str, nn.Parameter]:
-        """Map all names that parameters have in the whole model, ``number.name``, to them."""
+    def numbered_parameters(self) -> dict[str, nn.Parameter]:
+        """Map the names of all parameters in the layers, ``number.name``, to them."""
         return dict(self.layers.named_parameters(remove_duplicate=False))
+
+    def name_in_model(self, name: str) -> str:
+        """Give the name in the whole model of what is ``number.name`` in the layers."""
+        number, _, rest = name.partition(".")
+        return self._parameter_name(int(number), rest)
 
 
 def takes(keywords: Collection[str], name: str) -> bool:
@@ -96,7 +120,11 @@ def _keywords_of(layer: nn.Module) -> frozenset[str]:
 
 
 def build_stage(
-    layers: Sequence[Layer], numbers: range, seed: int, device: torch.device
+    layers: Sequence[Layer],
+    numbers: range,
+    seed: int,
+    device: torch.device,
+    parameter_name: Callable[[int, str], str] = numbered,
 ) -> StageModule:
     """Build the layers of one stage on a device.
 
@@ -106,7 +134,8 @@ def build_stage(
     Raises:
         UsageError: a layer is neither a module nor a callable that returns one.
     """
-    return StageModule({i: _build_layer(layers[i], i, seed).to(device) for i in numbers})
+    built = {i: _build_layer(layers[i], i, seed).to(device) for i in numbers}
+    return StageModule(built, parameter_name)
 
 
 def _build_layer(layer: Layer, number: int, seed: int) -> nn.Module:

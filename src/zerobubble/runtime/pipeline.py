@@ -1,6 +1,5 @@
 """What does a user hold? A Pipeline: layers and a schedule in, training steps out."""
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -11,24 +10,26 @@ from torch import Tensor, nn
 
 from zerobubble.autograd import ready_to_defer
 from zerobubble.errors import PipelineError, UsageError
-from zerobubble.ir import Kind, Schedule
-from zerobubble.lower import Action, Program, forward_only, lower
+from zerobubble.ir import Schedule
+from zerobubble.lower import Program, lower
+from zerobubble.plan.data import Plan
 from zerobubble.runtime.agreement import Agreement, must_be_the_same
-from zerobubble.runtime.announcement import Announcements
 from zerobubble.runtime.beginning import Beginning
 from zerobubble.runtime.device import autocast as build_autocast
 from zerobubble.runtime.device import find_device
 from zerobubble.runtime.executor import Executor
 from zerobubble.runtime.failure import naming_the_cause
+from zerobubble.runtime.given import Given, unpack
+from zerobubble.runtime.layered import LayeredModel
 from zerobubble.runtime.ledger import Ledger
 from zerobubble.runtime.loss import LossReport
 from zerobubble.runtime.loss_scaler import LossScaler, find_loss_scaler
 from zerobubble.runtime.master_weights import build_weights
-from zerobubble.runtime.messages import Layouts, Messages
-from zerobubble.runtime.model_state import load_part, model_state, part_of_state
+from zerobubble.runtime.model_state import load_together, model_state
 from zerobubble.runtime.optimizer import PipelineOptimizer
-from zerobubble.runtime.partition import Layer, build_stage, split_layers
+from zerobubble.runtime.partition import Layer, build_stage
 from zerobubble.runtime.randomness import Randomness
+from zerobubble.runtime.running import Running, pairs
 from zerobubble.runtime.stage import LossFunction, Stage
 from zerobubble.runtime.tied import TiedParameters, refuse_shared
 from zerobubble.runtime.trace import Recorder, gather_timelines
@@ -45,8 +46,10 @@ class Pipeline:
 
     Args:
         layers: of the whole model, in order, one value flowing through: modules, or callables
-            without arguments that build one. A rank builds only those it holds.
-        schedule: what every rank runs, for as many ranks as there are processes.
+            without arguments that build one. A rank builds only those it holds. Or a
+            ``LayeredModel``, which brings its loss, names and tied parameters along.
+        schedule: what every rank runs, for as many ranks as there are processes; or a ``Plan``,
+            which brings its partition along.
         loss_fn: maps output and target of a microbatch to a scalar, the mean over its samples or
             their sum.
         layers_per_stage: how many layers each stage has; by default they are shared evenly.
@@ -76,9 +79,9 @@ class Pipeline:
 
     def __init__(
         self,
-        layers: Sequence[Layer],
-        schedule: Schedule,
-        loss_fn: LossFunction,
+        layers: Sequence[Layer] | LayeredModel,
+        schedule: Schedule | Plan,
+        loss_fn: LossFunction | None = None,
         *,
         layers_per_stage: Sequence[int] | None = None,
         loss_reduction: str = "mean",
@@ -89,46 +92,35 @@ class Pipeline:
         timeout: float = 600.0,
         num_recorded_steps: int = 1,
     ) -> None:
-        if not isinstance(schedule, Schedule):
-            raise UsageError(
-                f"schedule must be a Schedule, such as zb.build gives, not {schedule!r}"
-            )
         if loss_reduction not in ("mean", "sum"):
             raise UsageError(f"loss_reduction must be 'mean' or 'sum', not {loss_reduction!r}")
-        verify(schedule)
-        self.schedule = schedule
+        given = unpack(layers, schedule, loss_fn, layers_per_stage, tied)
+        self.layers_of_stage = given.layers_of_stage
         self._failure: PipelineError | None = None
         self.device = find_device(device)
-        layers = list(layers)
-        self.layers_of_stage = split_layers(len(layers), schedule.num_stages, layers_per_stage)
-        programs, evaluations = lower(schedule), lower(forward_only(schedule))
-        self._transport = Transport(self.device, schedule.num_ranks, _pairs(programs), timeout)
+        placement, programs = given.schedule.placement, lower(given.schedule)
+        self._transport = Transport(self.device, placement.num_ranks, pairs(programs), timeout)
         self.rank = self._transport.rank
-        refuse_shared(layers, self.layers_of_stage, schedule.placement)
+        refuse_shared(given.layers, self.layers_of_stage, placement)
         self.ledger = Ledger()
+        self._recorder = Recorder(self.device, num_recorded_steps)
         self._randomness = Randomness(seed, self.device)
+        # Ranks in the order of their first stages: messages along it meet only who is ahead.
+        self._chain = list(dict.fromkeys(placement.stage_to_rank))
         with naming_the_cause(self.rank, "building of the stages"):
-            build = partial(self._build_stage, layers, seed, loss_fn, loss_reduction, autocast)
-            self.stages = {s: build(s) for s in schedule.placement.stages_of(self.rank)}
-            # Ranks in the order of their first stages: messages along it meet only who is ahead.
-            self._chain = chain = list(dict.fromkeys(schedule.placement.stage_to_rank))
-            self._announcements = Announcements(schedule, self.stages, chain, self._transport)
+            build = partial(self._build_stage, given, seed, loss_reduction, autocast)
+            self.stages = {s: build(s) for s in placement.stages_of(self.rank)}
+            self._running = self._run_by(given.schedule, programs)
         with naming_the_cause(self.rank, "tying of parameters"):
             self._tied = TiedParameters(
-                tied,
-                self._all_names(),
+                given.tied,
+                self._numbered_parameters(),
                 [s for s, numbers in enumerate(self.layers_of_stage) for _ in numbers],
-                schedule.placement,
+                placement,
                 self.rank,
             )
             self._tied.copy_values()
-        self._recorder = Recorder(self.device, num_recorded_steps)
-        self._messages = Messages(schedule, self.stages, self._transport, self.ledger)
-        self._loss = LossReport(self._transport, schedule.placement.stage_to_rank[-1])
-        bind = partial(Executor, owner=self, stages=self.stages, messages=self._messages)
-        self._training = bind(programs[self.rank], recorder=self._recorder)
-        self._evaluation = bind(evaluations[self.rank])
-        self._layouts: defaultdict[tuple[str, int], Layouts] = defaultdict(Layouts)
+        self._loss = LossReport(self._transport, placement.stage_to_rank[-1])
         self._optimizers: list[PipelineOptimizer] = []
         self._beginning: Beginning | None = None
         self.num_steps = 0
@@ -137,24 +129,57 @@ class Pipeline:
 
     def _build_stage(
         self,
-        layers: Sequence[Layer],
+        given: Given,
         seed: int,
-        loss_fn: LossFunction,
         loss_reduction: str,
         autocast: torch.dtype | None,
         number: int,
     ) -> Stage:
-        kinds, stages, _ = self.schedule.fields(self.schedule.orders[self.rank])
+        numbers = self.layers_of_stage[number]
         return Stage(
             number,
-            build_stage(layers, self.layers_of_stage[number], seed, self.device),
-            splits_backward=bool(((kinds == Kind.W) & (stages == number)).any()),
-            loss_fn=loss_fn if number == self.schedule.num_stages - 1 else None,
+            build_stage(given.layers, numbers, seed, self.device, given.parameter_name),
+            loss_fn=given.loss_fn if number == given.schedule.num_stages - 1 else None,
             sums_losses=loss_reduction == "sum",
             autocast=build_autocast(self.device, autocast),
             ledger=self.ledger,
             randomness=self._randomness,
         )
+
+    def _run_by(self, schedule: Schedule, programs: Sequence[Program]) -> Running:
+        rest = (self.stages, self._chain, self._transport, self.ledger, self._recorder, self)
+        return Running(schedule, programs, *rest)
+
+    @property
+    def schedule(self) -> Schedule:
+        """What the ranks run."""
+        return self._running.schedule
+
+    def change_schedule(self, schedule: Schedule) -> None:
+        """Run another schedule from the next step on; all ranks must call this together.
+
+        With as many microbatches as before, losses and parameters keep their bits.
+
+        Args:
+            schedule: with the placement of the one that runs.
+
+        Raises:
+            UsageError: the placement is another one, which would need other stages.
+            ScheduleError: the schedule breaks a rule.
+        """
+        if not isinstance(schedule, Schedule):
+            raise UsageError(f"schedule must be a Schedule, not {schedule!r}")
+        if schedule.placement != self.schedule.placement:
+            raise UsageError(
+                f"the stages are placed as {self.schedule.placement}, but the new schedule wants "
+                f"{schedule.placement}: build a new pipeline for it"
+            )
+        verify(schedule)
+        for optimizer in self._optimizers:
+            optimizer.synchronize()
+        with naming_the_cause(self.rank, "change of the schedule"):
+            self._running = self._run_by(schedule, lower(schedule))
+        self._recorder.clear()
 
     @property
     def transport(self) -> Transport:
@@ -167,13 +192,14 @@ class Pipeline:
         As in torch, one that several layers share has the name of the first one only.
         """
         first_names: dict[nn.Parameter, str] = {}
-        for name, parameter in self._all_names().items():
-            first_names.setdefault(parameter, name)
+        for stage in self.stages.values():
+            for name, parameter in stage.module.numbered_parameters().items():
+                first_names.setdefault(parameter, stage.module.name_in_model(name))
         return [(name, parameter) for parameter, name in first_names.items()]
 
-    def _all_names(self) -> dict[str, nn.Parameter]:
+    def _numbered_parameters(self) -> dict[str, nn.Parameter]:
         modules = [stage.module for stage in self.stages.values()]
-        return {name: p for module in modules for name, p in module.model_parameters().items()}
+        return {name: p for module in modules for name, p in module.numbered_parameters().items()}
 
     def optimizer(
         self,
@@ -255,7 +281,7 @@ class Pipeline:
         splits = any(stage.splits_backward for stage in self.stages.values())
         deferring = ready_to_defer() if splits else nullcontext()
         with deferring, self._randomness.of_step(self.num_steps):
-            return self._run(self._training, x, y, keywords, "train")
+            return self._run(self._running.training, x, y, keywords, "train")
 
     @torch.no_grad()
     def eval(self, x: Any = None, y: Any = None, **keywords: Any) -> Tensor:
@@ -270,7 +296,7 @@ class Pipeline:
         try:
             for module in modules:
                 module.training = False
-            return self._run(self._evaluation, x, y, keywords, "eval")
+            return self._run(self._running.evaluation, x, y, keywords, "eval")
         finally:
             for module, mode in zip(modules, modes, strict=True):
                 module.training = mode
@@ -278,8 +304,8 @@ class Pipeline:
     def state_dict(self) -> dict[str, Any]:
         """Give this rank's parameters and buffers; all ranks must call this together.
 
-        Names are those of an ``nn.Sequential`` of all layers, which loads the merged states of all
-        ranks. As in torch, the tensors are the model's own.
+        Names are those of the ``LayeredModel``, else of an ``nn.Sequential`` of all layers, which
+        loads the merged states of all ranks. As in torch, the tensors are the model's own.
         """
         for optimizer in self._optimizers:
             optimizer.synchronize()
@@ -296,15 +322,7 @@ class Pipeline:
         for optimizer in self._optimizers:
             optimizer.synchronize()
         with naming_the_cause(self.rank, "loading of a state"):
-            modules = [stage.module for stage in self.stages.values()]
-            part, problem = {}, ""
-            try:
-                part = part_of_state(modules, state, sum(map(len, self.layers_of_stage)))
-            except UsageError as error:
-                problem = str(error)
-            if wrong := [each for each in self._transport.share_object(problem) if each]:
-                raise UsageError(problem or wrong[0])
-            load_part(modules, part)
+            load_together([s.module for s in self.stages.values()], state, self._transport)
             self._tied.copy_values()
         for optimizer in self._optimizers:
             optimizer.take_parameters()
@@ -326,15 +344,16 @@ class Pipeline:
             with naming_the_cause(self.rank, f"start of step {self.num_steps}"):
                 steps = [(each.num_steps, each.is_pending) for each in self._optimizers]
                 intention = f"{purpose} {steps}"
-                batch = self._announcements.take(x, y, keywords, intention, self.num_steps)
-                self._messages.begin(self._layouts[purpose, batch.signature], batch.sizes)
+                running = self._running
+                batch = running.announcements.take(x, y, keywords, intention, self.num_steps)
+                running.messages.begin(running.layouts[purpose, batch.signature], batch.sizes)
                 batch.give(self.stages, self.schedule.num_stages)
                 self._loss.expect()
             if any(optimizer.is_pending for optimizer in self._optimizers):
                 modules = [stage.module for stage in self.stages.values()]
                 self._beginning = Beginning(batch, modules, self.device)
             executor.run(self.num_steps)
-            self._messages.end()
+            self._running.messages.end()
             self._keep_losses()
             holder = None if self._loss.holder == self.rank else self._loss.holder
             with naming_the_cause(self.rank, f"loss of step {self.num_steps}", holder):
@@ -348,7 +367,7 @@ class Pipeline:
             raise
         finally:
             watch.begin(_BETWEEN)
-            self._messages.reset()
+            self._running.messages.reset()
             self._beginning = None
             for stage in self.stages.values():
                 stage.reset()
@@ -387,13 +406,3 @@ class Pipeline:
         loss = self.stages[self.schedule.num_stages - 1].loss
         assert loss is not None, "its forwards have run"
         self._loss.send(loss)
-
-
-def _pairs(programs: Sequence[Program]) -> set[tuple[int, int]]:
-    """List the (sender, reader) pairs between which messages travel."""
-    return {
-        (program.rank, instruction.peer)
-        for program in programs
-        for instruction in program.instructions
-        if instruction.action is Action.SEND
-    }

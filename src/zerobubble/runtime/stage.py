@@ -43,7 +43,7 @@ class Stage:
         number: int,
         module: StageModule,
         *,
-        splits_backward: bool,
+        splits_backward: bool = False,
         loss_fn: LossFunction | None = None,
         sums_losses: bool = False,
         autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,

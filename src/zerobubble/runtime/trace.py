@@ -32,6 +32,10 @@ class Recorder:
         self._marks: list[Mark] = []
         self._steps: deque[tuple[int, Mark, list[Mark]]] = deque(maxlen=num_steps)
 
+    def clear(self) -> None:
+        """Forget all steps."""
+        self._steps.clear()
+
     def begin_step(self) -> None:
         """Start to record a new step."""
         self._marks = []
