@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,11 @@ class Call:
     args: tuple[Any, ...]
     keywords: dict[str, Any]
     output: Tensor
+
+    def to(self, device: torch.device) -> "Call":
+        """Give the same call with all tensors on a device."""
+        parts = (self.hidden, self.args, self.keywords, self.output)
+        return Call(*pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), parts))
 
 
 class Boundary(nn.Module):
@@ -54,13 +60,12 @@ class Shell:
 
     Args:
         model: a causal LM without memory for its parameters.
-        blocks: name of the list of blocks in the base model.
+        blocks: name in the model of the list of its blocks.
         absent: names in the model of the parts to leave out.
     """
 
     def __init__(self, model: Any, blocks: str, absent: Collection[str]) -> None:
-        base = model.base_model
-        listed = getattr(base, blocks)
+        listed = model.get_submodule(blocks)
         self.boundaries = [Boundary(block) for block in listed]
         taken = {id(listed): nn.ModuleList(self.boundaries), id(model.config): model.config}
         left_out = {id(model.get_submodule(name)): Absent() for name in absent}
