@@ -116,7 +116,7 @@ def test_initial_values_are_spread_like_those_of_transformers(family):
         if value.std() == 0:
             assert torch.equal(state[name], value), name
         else:
-            assert state[name].std() == pytest.approx(value.std(), rel=0.15), name
+            assert state[name].std().item() == pytest.approx(value.std().item(), rel=5 / value.numel() ** 0.5), name
             assert not torch.equal(state[name], value)
 
 
@@ -155,14 +155,14 @@ def test_the_blocks_of_a_stage_share_masks_and_rotary_embeddings():
 def test_layers_are_built_and_run_without_memory():
     """As a plan for a model that fits on no device needs them."""
     config = transformers.AutoConfig.for_model("llama", hidden_size=8192, num_hidden_layers=2)
-    model = causal_lm(config, sequence=4096)
+    model = causal_lm(config, sequence=2048)
     with torch.device("meta"):
         layers = [build() for build in model.layers]
-    value = torch.zeros(2, 4096, dtype=torch.int64, device="meta")
+    value = torch.zeros(2, 2048, dtype=torch.int64, device="meta")
     for layer in layers:
         value = layer(value)
     assert value.is_meta
-    assert value.shape == (2, 4096, 32000)
+    assert value.shape == (2, 2048, 32000)
 
 
 def test_blocks_compute_their_activations_again_if_asked_to():
@@ -211,11 +211,11 @@ def test_the_mean_over_a_batch_counts_every_label_once(num_samples):
     loss = pipe.step(x, batch_targets(y))
     expected = families.mean_loss(whole(x).logits, y)
     expected.backward()
-    assert float(loss) == pytest.approx(float(expected), rel=1e-6)
+    assert float(loss) == pytest.approx(expected.item(), rel=1e-6)
     gradients = {name: p.grad for name, p in pipe.named_parameters()}
     for name, parameter in whole.named_parameters():
         torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-4, atol=1e-6)
-    assert float(pipe.step(x, y)) != pytest.approx(float(expected), rel=1e-4)
+    assert float(pipe.step(x, y)) != pytest.approx(expected.item(), rel=1e-4)
 
 
 def test_a_microbatch_without_labels_has_no_loss_and_a_batch_without_is_refused():

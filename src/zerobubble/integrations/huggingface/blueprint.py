@@ -4,10 +4,12 @@ The blueprint is the whole model without memory for its parameters. Layers are c
 """
 
 import copy
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.initialization import guard_torch_init_functions, no_init_weights
 
@@ -45,11 +47,12 @@ class Blueprint:
         self.name = config.model_type
         self._refuse_unusual(config)
         self.model = self._build(config, dtype, attn_implementation)
-        if gradient_checkpointing:
-            self.model.gradient_checkpointing_enable({"use_reentrant": False})
         self.config = self.model.config
         self._find_parts()
         self.num_layers = len(self.blocks) + 2
+        for block in self.blocks if gradient_checkpointing else ():
+            block.gradient_checkpointing = True
+            block._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
 
     def unusual(self, why: str) -> UsageError:
         """Make the error of a model that cannot be cut."""
