@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -128,12 +128,15 @@ def _fastest_ping(transport: Transport, rank: int) -> float:
     return min(trips)[1]
 
 
-def measured_costs(timelines: list[Timeline]) -> Costs:
-    """Take the median duration of every stage's F, B and W from measured timelines.
+def measured_costs(timelines: Sequence[Timeline], expected: Costs | None = None) -> Costs:
+    """Take the median duration of every stage's F, B and W from measured timelines, in ms.
 
-    BW counts half as B and half as W, since only their sum was measured; transfers are left out.
+    What is not measured is as in ``expected``: transfers, activations, and how BW divides into B
+    and W. By default transfers are left out, activations are even shares of a rank, and BW counts
+    half as B and half as W.
     """
     schedule = timelines[0].schedule
+    base = expected or timelines[0].costs
     samples: dict[tuple[int, int], list[float]] = {}
     for timeline in timelines:
         for rank, order in enumerate(schedule.orders):
@@ -142,16 +145,18 @@ def measured_costs(timelines: list[Timeline]) -> Costs:
             for kind, stage, ms in zip(kinds.tolist(), stages.tolist(), lasting, strict=True):
                 samples.setdefault((kind, stage), []).append(float(ms))
     median = {key: float(np.median(values)) for key, values in samples.items()}
+    whole = base.backward_input + base.backward_weight
+    halves = np.full(schedule.num_stages, 0.5)
+    share = np.divide(base.backward_input, whole, out=halves, where=whole > 0)
 
-    def of_kind(kind: Kind) -> Floats:
-        half = [median.get((Kind.BW, s), 0.0) / 2 for s in range(schedule.num_stages)]
-        return np.array([median.get((kind, s), half[s]) for s in range(schedule.num_stages)])
+    def of_kind(kind: Kind, part: Floats) -> Floats:
+        of_whole = [median.get((Kind.BW, s), 0.0) * part[s] for s in range(schedule.num_stages)]
+        return np.array([median.get((kind, s), of_whole[s]) for s in range(schedule.num_stages)])
 
-    base = timelines[0].costs
     return Costs(
-        of_kind(Kind.F),
-        of_kind(Kind.B),
-        of_kind(Kind.W),
+        of_kind(Kind.F, share),
+        of_kind(Kind.B, share),
+        of_kind(Kind.W, 1 - share),
         base.transfer,
         base.activation,
         base.activation_kept,

@@ -29,6 +29,10 @@ class RunConfig:
     """Number of ranks (processes) the pipeline spans."""
     schedule: str = "zb-h1"
     """Name of the schedule, or a schedule file."""
+    plan: str = ""
+    """Plan file: settles ranks, schedule, partition, microbatches, batch size and validation."""
+    replan_after: int = 0
+    """Steps after which a schedule for the measured times takes over; 0: never."""
     microbatches: Annotated[int, arg(aliases=("-m",))] = 8
     """Number of microbatches a batch is cut into."""
     steps: int = 200
@@ -48,7 +52,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         require(self, "at least 1", "ranks", "microbatches", "steps")
-        require(self, "at least 0", "threads")
+        require(self, "at least 0", "threads", "replan_after")
         require(self, "at least 0 and below 2**63", "seed")
         require(self, "above 0", "timeout_s")
         require_one_of("device", self.device, get_args(Device))
@@ -161,7 +165,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         size, count = self.data.batch_size, self.run.microbatches
-        if size % count:
+        if size % count and not self.run.plan:  # which settles both
             raise UsageError(
                 f"batch size {size} is not divisible by {count} microbatches: "
                 f"use {nearest_multiples(size, count)}"

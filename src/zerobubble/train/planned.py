@@ -1,0 +1,117 @@
+"""What does a plan settle for a run, and did the run go as it had forecast?"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from zerobubble.costs import Costs
+from zerobubble.errors import UsageError
+from zerobubble.ir import Kind
+from zerobubble.plan.data import Plan
+from zerobubble.simulate import Timeline
+from zerobubble.train.config import TrainConfig
+
+TOLERANCE = 0.1
+_NUM_NAMED = 3
+
+
+def follow(config: TrainConfig, plan: Plan) -> TrainConfig:
+    """Let a plan settle ranks, microbatches, batch size and validation of a run.
+
+    Raises:
+        UsageError: the configuration sets one of them to something else.
+    """
+    settled: dict[str, dict[str, Any]] = {
+        "run": {
+            "ranks": plan.schedule.num_ranks,
+            "microbatches": plan.schedule.num_microbatches,
+            "schedule": TrainConfig().run.schedule,
+        },
+        "data": {"batch_size": plan.batch_size},
+        "optimizer": {"validate": plan.validate},
+    }
+    sections = {}
+    for section, values in settled.items():
+        given, defaults = getattr(config, section), getattr(TrainConfig(), section)
+        for name, value in values.items():
+            asked = getattr(given, name)
+            if asked not in (getattr(defaults, name), value):
+                of_plan = plan.schedule.name if name == "schedule" else value
+                raise UsageError(
+                    f"{name} is {asked}, but the plan has {of_plan}: leave it out, or plan anew"
+                )
+        sections[section] = replace(given, **values)
+    return replace(config, **sections)
+
+
+class Deviation(NamedTuple):
+    """How much longer all ops of one kind and stage took in a step than was expected, in ms."""
+
+    kind: Kind
+    stage: int
+    num_ops: int
+    expected_ms: float
+    measured_ms: float
+
+    @property
+    def per_step_ms(self) -> float:
+        """All of them together; negative where they were faster."""
+        return self.num_ops * (self.measured_ms - self.expected_ms)
+
+
+def deviations(timelines: Sequence[Timeline], expected: Costs) -> list[Deviation]:
+    """Compare the median times of the ops with the expected ones, the largest differences first."""
+    schedule, durations = timelines[0].schedule, expected.durations()
+    samples: dict[tuple[int, int], list[float]] = {}
+    for timeline in timelines:
+        for order, start, end in zip(schedule.orders, timeline.start, timeline.end, strict=True):
+            kinds, stages, _ = schedule.fields(order)
+            for kind, stage, ms in zip(kinds.tolist(), stages.tolist(), end - start, strict=True):
+                samples.setdefault((kind, stage), []).append(float(ms))
+    found = [
+        Deviation(
+            Kind(kind),
+            stage,
+            len(values) // len(timelines),
+            float(durations[kind, stage]),
+            float(np.median(values)),
+        )
+        for (kind, stage), values in sorted(samples.items())
+    ]
+    return sorted(found, key=lambda each: -abs(each.per_step_ms))
+
+
+def outcome(
+    forecast_ms: float, measured_ms: float, timelines: Sequence[Timeline], plan: Plan, costs: Costs
+) -> Iterator[str]:
+    """Say in a line how far a step was from its forecast and, if it was far, what differed most.
+
+    Args:
+        forecast_ms: expected time from step to step.
+        measured_ms: likewise as it was.
+        timelines: measured; there may be none.
+        plan: names the layers of the stages.
+        costs: expected times of the ops in ms.
+    """
+    ratio = measured_ms / forecast_ms - 1
+    yield f"step time: forecast {forecast_ms:.1f} ms, measured {measured_ms:.1f} ms ({ratio:+.1%})"
+    if abs(ratio) <= TOLERANCE or not timelines:
+        return
+    parts = [
+        f"{each.kind.name} of stage {each.stage} ({_layers(plan, each.stage)}) "
+        f"{each.measured_ms:.2f} ms instead of {each.expected_ms:.2f} ({each.num_ops} a step)"
+        for each in deviations(timelines, costs)[:_NUM_NAMED]
+    ]
+    yield (
+        f"warning: measurement and forecast differ by more than {TOLERANCE:.0%}; the ops that "
+        f"differ most: {'; '.join(parts)}. Profile again on this machine, or --replan-after some "
+        "steps"
+    )
+
+
+def _layers(plan: Plan, stage: int) -> str:
+    begin = sum(plan.layers_per_stage[:stage])
+    names = plan.layer_names[begin : begin + plan.layers_per_stage[stage]]
+    return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
