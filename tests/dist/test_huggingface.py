@@ -5,10 +5,8 @@ import torch
 
 from tests.dist import models
 from tests.dist.harness import launch, values
-from zerobubble import Pipeline, build
-
-pytest.importorskip("transformers")
 from tests.integrations import families
+from zerobubble import Pipeline, build
 
 NUM_MICROBATCHES, NUM_SAMPLES = 6, 12
 PADDED = ("llama", "llama eager", "qwen2 windows", "gpt2", "gemma3")

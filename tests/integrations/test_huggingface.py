@@ -5,12 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-
-import zerobubble as zb
-
-transformers = pytest.importorskip("transformers")
+import transformers
 from safetensors.torch import load_file, save_file
 
+import zerobubble as zb
 from tests.integrations import families
 from zerobubble.integrations.huggingface import (
     batch_targets,
@@ -116,7 +114,9 @@ def test_initial_values_are_spread_like_those_of_transformers(family):
         if value.std() == 0:
             assert torch.equal(state[name], value), name
         else:
-            assert state[name].std().item() == pytest.approx(value.std().item(), rel=5 / value.numel() ** 0.5), name
+            assert state[name].std().item() == pytest.approx(
+                value.std().item(), rel=5 / value.numel() ** 0.5
+            ), name
             assert not torch.equal(state[name], value)
 
 
@@ -272,7 +272,9 @@ def test_folders_whose_weights_do_not_fit_are_refused_before_anything_is_built(c
     name = "model.layers.2.mlp.up_proj.weight"
 
     def spoil(change, match):
-        save_file({k: v for k, v in {**tensors, **change}.items() if v is not None}, copied / ONE_FILE)
+        save_file(
+            {k: v for k, v in {**tensors, **change}.items() if v is not None}, copied / ONE_FILE
+        )
         refused(copied, match)
 
     spoil({name: None}, f"has no tensor for {name} of the model")

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zerobubble.runtime.layered import LayeredModel
 from zerobubble.train.config import VOCABULARY, ModelConfig
 
 _INIT_STD = 0.02
@@ -56,15 +57,25 @@ def tied_parameters(config: ModelConfig) -> tuple[tuple[str, str], ...]:
     return (("0.embedding.weight", f"{config.layers + 1}.head.weight"),)
 
 
-def parameter_counts(config: ModelConfig) -> list[int]:
-    """Count the parameters of every layer, without memory for them.
+def reference_model(config: ModelConfig) -> LayeredModel:
+    """Give the reference model as a pipeline takes it.
 
-    >>> parameter_counts(ModelConfig(layers=1, dim=8, heads=2, ffn_multiple=2))
-    [2048, 656, 2056]
+    >>> reference_model(ModelConfig(layers=2)).layer_names
+    ('embedding', 'block 0', 'block 1', 'head')
     """
-    with torch.device("meta"):
-        layers = [build() for build in build_layers(config)]
-    return [sum(p.numel() for p in layer.parameters()) for layer in layers]
+    return LayeredModel(
+        name="reference",
+        layers=build_layers(config),
+        layer_names=("embedding", *(f"block {i}" for i in range(config.layers)), "head"),
+        loss_fn=loss,
+        sample_batch=partial(_sample_batch, config.sequence),
+        tied=tied_parameters(config),
+    )
+
+
+def _sample_batch(sequence: int, num_samples: int) -> tuple[Tensor, Tensor]:
+    bytes_BT = torch.zeros(num_samples, sequence, dtype=torch.int64)
+    return bytes_BT, bytes_BT
 
 
 def loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:

@@ -16,12 +16,14 @@ if missing := [name for name in ("transformers", "safetensors") if find_spec(nam
 from zerobubble.integrations.huggingface.loss import batch_targets, next_token_loss, shift_labels
 from zerobubble.integrations.huggingface.model import CausalLM, causal_lm
 from zerobubble.integrations.huggingface.saving import save_pretrained
+from zerobubble.integrations.huggingface.tokens import read_tokenizer
 
 __all__ = [
     "CausalLM",
     "batch_targets",
     "causal_lm",
     "next_token_loss",
+    "read_tokenizer",
     "save_pretrained",
     "shift_labels",
 ]

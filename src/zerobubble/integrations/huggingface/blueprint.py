@@ -98,7 +98,7 @@ class Blueprint:
             raise self.unusual("it has not one list of blocks")
         self.blocks_path, self.blocks = f"{prefix}.{lists[0]}", children[lists[0]]
         place = order.index(lists[0])
-        later = [name for name in order[place + 1 :] if list(children[name].parameters())]
+        later = [n for n in order[place + 1 :] if plan or list(children[n].parameters())]
         self._embedding_parts = [f"{prefix}.{name}" for name in order[:place]]
         self._head_parts = [f"{prefix}.{name}" for name in later]
         self._head_parts += [name for name, _ in self.model.named_children() if name != prefix]

@@ -44,7 +44,7 @@ def causal_lm(
     dtype: torch.dtype = torch.float32,
     attn_implementation: str | None = None,
     gradient_checkpointing: bool = False,
-    overrides: Mapping[str, Any] | None = None,
+    values: Mapping[str, Any] | str | Path | None = None,
 ) -> CausalLM:
     """Cut a causal LM into an embedding, its blocks, and its norm with the head.
 
@@ -61,20 +61,20 @@ def causal_lm(
         dtype: of the parameters.
         attn_implementation: as in transformers, which chooses if it is None.
         gradient_checkpointing: whether blocks compute their activations again in the backward.
-        overrides: values of the configuration, if ``source`` is a model type.
+        values: of the configuration, or a JSON file of them, if ``source`` is a model type.
 
     Raises:
         UsageError: the model cannot be cut into stages, or the folder's weights do not fit it.
 
     >>> sizes = dict(vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
     ...              num_attention_heads=2, num_key_value_heads=2, bos_token_id=0, eos_token_id=0)
-    >>> model = causal_lm("llama", sequence=8, overrides=sizes)
+    >>> model = causal_lm("llama", sequence=8, values=sizes)
     >>> model.layer_names
     ('embedding', 'block 0', 'block 1', 'head')
     >>> list(model.layers[3]().state_dict())
     ['model.norm.weight', 'lm_head.weight']
     """
-    config, folder = find_config(source, overrides)
+    config, folder = find_config(source, values)
     limit = getattr(config, "max_position_embeddings", None) or sequence
     if not 1 <= sequence <= limit:
         raise UsageError(

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 @dataclass(frozen=True)
 class Call:
-    """How a block is called, ``block(hidden, *args, **keywords)``, and what stood for its output."""
+    """How a block is called, ``block(hidden, *args, **keywords)``, and what its boundary gave."""
 
     hidden: Tensor
     args: tuple[Any, ...]

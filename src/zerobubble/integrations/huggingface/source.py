@@ -12,14 +12,15 @@ from zerobubble.errors import UsageError
 
 
 def find_config(
-    source: Any, overrides: Mapping[str, Any] | None = None
+    source: Any, values: Mapping[str, Any] | str | Path | None = None
 ) -> tuple[PreTrainedConfig, Path | None]:
     """Give a configuration of its own, and the folder if it comes from one.
 
     Args:
         source: a configuration, a checkpoint folder, a JSON file, or a model type such as
             ``qwen2`` with the defaults of its configuration.
-        overrides: values that take the place of those of a model type.
+        values: of the configuration, or a JSON file of them, in the place of the defaults of a
+            model type; what has a configuration of its own takes none.
 
     Raises:
         UsageError: there is none, or it is malformed.
@@ -27,6 +28,8 @@ def find_config(
     >>> find_config("gpt2", {"n_layer": 2})[0].num_hidden_layers
     2
     """
+    if values is not None and str(source) not in CONFIG_MAPPING:
+        raise UsageError(f"values are for a model type such as qwen2, not for {str(source)[:80]}")
     if isinstance(source, PreTrainedConfig):
         return copy.deepcopy(source), None
     if not isinstance(source, str | Path):
@@ -44,7 +47,12 @@ def find_config(
             f"{source} is no folder, no JSON file and no model type: write a path, or a type such "
             "as llama, qwen2, qwen3, mistral, mixtral, gpt2 or gemma"
         )
-    return _from_values({"model_type": str(source), **(overrides or {})}), None
+    given = read_json(Path(values)) if isinstance(values, str | Path) else dict(values or {})
+    if given.setdefault("model_type", str(source)) != source:
+        raise UsageError(
+            f"the values are those of model_type {given['model_type']!r}, not of {source}"
+        )
+    return _from_values(given), None
 
 
 def read_json(path: Path) -> dict[str, Any]:
