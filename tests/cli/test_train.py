@@ -92,8 +92,8 @@ def test_two_ranks_train_and_leave_a_whole_run_folder(text: Path) -> None:
     assert errors == ""
     for expected in (
         "schedule zb-h1, placement linear: 2 ranks, 4 microbatches of 2 sequences of 16 bytes",
-        "rank 0: layers 0-1, ",
-        "rank 1: layers 2-3, ",
+        "rank 0: layers embedding to block 0, ",
+        "rank 1: layers block 1 to head, ",
         "stage 0: 100% of parameter-gradient FLOPs in W; norms in B\n",
         "stage 1: 100% of parameter-gradient FLOPs in W; norms in B\n",
         "forecast bubble",

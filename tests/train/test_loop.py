@@ -14,9 +14,10 @@ from zerobubble.formats.json import load
 from zerobubble.train.config import TrainConfig
 from zerobubble.train.config_file import from_toml
 from zerobubble.train.forecast import forecast_costs
+from zerobubble.train.layers import parameter_counts
 from zerobubble.train.learning_rate import learning_rate
 from zerobubble.train.loop import threads_per_rank
-from zerobubble.train.model import build_layers, parameter_counts
+from zerobubble.train.model import build_layers, reference_model
 from zerobubble.train.run_folder import RunFolder
 
 TINY = (
@@ -107,7 +108,9 @@ def test_a_run_folder_below_a_file_is_refused_in_one_line(tmp_path: Path) -> Non
 def test_parameters_are_counted_as_they_are_built() -> None:
     config = TrainConfig().model
     layers = [build() for build in build_layers(config)]
-    assert parameter_counts(config) == [sum(p.numel() for p in m.parameters()) for m in layers]
+    assert parameter_counts(reference_model(config)) == [
+        sum(p.numel() for p in m.parameters()) for m in layers
+    ]
 
 
 def test_forecast_counts_the_flops_of_matrix_products() -> None:

@@ -15,17 +15,17 @@ from zerobubble.cli._parse import parse
 from zerobubble.cli._resolve import resolve
 from zerobubble.formats.reading import read_text
 from zerobubble.ir import Schedule
-from zerobubble.train.config import TrainConfig
+from zerobubble.train.config import ModelConfig, TrainConfig
 from zerobubble.train.config_file import from_toml, to_toml
 from zerobubble.verify import verify
 
 
 @dataclass(frozen=True)
 class Train:
-    """Train the reference transformer on text through a pipeline."""
+    """Train the reference transformer, or a model of Hugging Face, on text through a pipeline."""
 
     config: str = ""
-    """TOML file whose values take the place of the defaults below."""
+    """TOML file whose values take the place of the defaults below, or the JSON file of --model."""
     settings: Annotated[TrainConfig, tyro.conf.arg(name="")] = field(default_factory=TrainConfig)
 
 
@@ -42,7 +42,10 @@ def parse_train(argv: Sequence[str]) -> TrainConfig:
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--config", nargs="?", default="")
     path = finder.parse_known_args(argv)[0].config
-    settings = from_toml(read_text(path), path) if path else TrainConfig()
+    if (path or "").endswith(".json"):
+        settings = TrainConfig(model=ModelConfig(source_config=path))
+    else:
+        settings = from_toml(read_text(path), path) if path else TrainConfig()
     default = Train(path or "", settings)
     options = {"default": default, "config": (tyro.conf.OmitArgPrefixes,)}
     return parse(Train, argv, command="train", **options).settings
@@ -89,10 +92,12 @@ def _launch(config: TrainConfig, schedule: Schedule) -> None:
     from zerobubble.train.data import load_data
     from zerobubble.train.launch import launch
     from zerobubble.train.loop import threads_per_rank
+    from zerobubble.train.model_source import find_encoding, find_model
 
-    split_layers(config.model.layers + 2, schedule.num_stages)
+    model = find_model(config.model.source, config.model.source_config, config.model)
+    split_layers(len(model.layers), schedule.num_stages)
     find_device(config.run.device)
-    load_data(config)
+    load_data(config, find_encoding(model))
     threads = threads_per_rank(config.run.threads, schedule.num_ranks)
     with NamedTemporaryFile("w", encoding="utf-8", suffix=".toml") as resolved:
         resolved.write(to_toml(config))

@@ -1,4 +1,4 @@
-"""How is the reference model trained? The same loop on every rank."""
+"""How is a model trained? The same loop on every rank."""
 
 import os
 import time
@@ -9,11 +9,12 @@ import torch
 
 from zerobubble.ir import Schedule
 from zerobubble.runtime import Pipeline, PipelineOptimizer
+from zerobubble.runtime.layered import LayeredModel
 from zerobubble.train.config import TrainConfig
 from zerobubble.train.data import TextData, load_data
 from zerobubble.train.forecast import forecast_costs
 from zerobubble.train.learning_rate import learning_rate
-from zerobubble.train.model import build_layers, loss, tied_parameters
+from zerobubble.train.model_source import find_encoding, find_model
 from zerobubble.train.report import Report
 from zerobubble.train.run_folder import RunFolder
 
@@ -26,28 +27,28 @@ def train(config: TrainConfig, schedule: Schedule) -> None:
         PipelineError: an op failed, here or on another rank.
     """
     torch.set_num_threads(threads_per_rank(config.run.threads, _local_ranks()))
-    data = load_data(config)
-    pipe = build_pipeline(config, schedule)
+    model = find_model(config.model.source, config.model.source_config, config.model)
+    data = load_data(config, find_encoding(model))
+    pipe = build_pipeline(config, schedule, model)
     optimizer = build_optimizer(config, pipe)
     if pipe.rank > 0:
         _run(config, data, pipe, optimizer)
         return
-    forecast = forecast_costs(config.model, pipe.layers_of_stage, schedule.placement)
-    report = Report(config, pipe, forecast)
+    of_stages = (config.model, pipe.layers_of_stage, schedule.placement)
+    forecast = None if config.model.source else forecast_costs(*of_stages)
+    report = Report(config, pipe, model, forecast)
     with closing(RunFolder(config.run.out, config, schedule)) as folder:
         report.begin(data, str(folder.path))
         _run(config, data, pipe, optimizer, report, folder)
 
 
-def build_pipeline(config: TrainConfig, schedule: Schedule) -> Pipeline:
-    """Build this rank's part of the reference model."""
+def build_pipeline(config: TrainConfig, schedule: Schedule, model: LayeredModel) -> Pipeline:
+    """Build this rank's part of the model."""
     local_rank = os.environ.get("LOCAL_RANK", "0")
     device = "cpu" if config.run.device == "cpu" else f"cuda:{local_rank}"
     return Pipeline(
-        build_layers(config.model),
+        model,
         schedule,
-        loss,
-        tied=tied_parameters(config.model),
         device=device,
         seed=config.run.seed,
         autocast=torch.bfloat16 if config.run.precision == "bf16" else None,

@@ -82,17 +82,6 @@ def _sample_batch(config: ModelConfig, num_samples: int) -> tuple[Tensor, Tensor
     return text_BT[:, :-1], text_BT[:, 1:]
 
 
-def parameter_counts(config: ModelConfig) -> list[int]:
-    """Count the parameters of every layer, without memory for them.
-
-    >>> parameter_counts(ModelConfig(layers=1, dim=8, heads=2, ffn_multiple=2))
-    [2048, 656, 2056]
-    """
-    with torch.device("meta"):
-        layers = [build() for build in build_layers(config)]
-    return [sum(p.numel() for p in layer.parameters()) for layer in layers]
-
-
 def loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
     """Return the mean cross-entropy in nats per byte, a float32 scalar whatever the logits are.
 

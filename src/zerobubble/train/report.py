@@ -8,11 +8,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from zerobubble.costs import Costs
 from zerobubble.runtime import Pipeline, PipelineOptimizer
+from zerobubble.runtime.layered import LayeredModel
 from zerobubble.runtime.trace import measured_costs
 from zerobubble.simulate import Timeline, simulate
 from zerobubble.train.config import TrainConfig
 from zerobubble.train.data import TextData
-from zerobubble.train.model import parameter_counts
+from zerobubble.train.layers import parameter_counts
 from zerobubble.train.split import split_lines
 from zerobubble.view.text import draw
 
@@ -26,13 +27,18 @@ class Report:
     Args:
         config: of the run.
         pipe: the pipeline, for its schedule and layers.
-        forecast: costs of the stages as they are expected before the run.
+        model: that it trains.
+        forecast: costs of the stages as they are expected before the run; None if unknown.
     """
 
-    def __init__(self, config: TrainConfig, pipe: Pipeline, forecast: Costs) -> None:
+    def __init__(
+        self, config: TrainConfig, pipe: Pipeline, model: LayeredModel, forecast: Costs | None
+    ) -> None:
         self.config = config
         self.pipe = pipe
-        self.forecast = simulate(pipe.schedule, forecast)
+        self.model = model
+        self.unit = "bytes"
+        self.forecast = simulate(pipe.schedule, forecast) if forecast else None
         self.step_times_s: list[float] = []
         self.losses: list[float] = []
         self.evaluations: list[float] = []
@@ -49,27 +55,30 @@ class Report:
     def begin(self, data: TextData, folder: str) -> None:
         """Say what the run will do."""
         run, schedule = self.config.run, self.pipe.schedule
-        counts = parameter_counts(self.config.model)
+        counts = parameter_counts(self.model)
+        self.unit = data.unit
         size = self.config.data.batch_size // run.microbatches
         num_bytes = len(data.training_N) + len(data.held_back_N)
         print(
             f"training {sum(counts) / 1e6:.2f} M parameters on {num_bytes / 1e6:.1f} MB of text, "
             f"{len(data.held_back_N) / 1e6:.1f} MB of it held back\n"
             f"schedule {schedule.name}, placement {schedule.placement}: {schedule.num_ranks} ranks,"
-            f" {run.microbatches} microbatches of {size} sequences of {data.sequence} bytes"
+            f" {run.microbatches} microbatches of {size} sequences of {data.sequence} {self.unit}"
         )
         for rank in range(schedule.num_ranks):
             ranges = [self.pipe.layers_of_stage[s] for s in schedule.placement.stages_of(rank)]
-            layers = ", ".join(f"{numbers[0]}-{numbers[-1]}" for numbers in ranges)
+            names = self.model.layer_names
+            layers = ", ".join(f"{names[each[0]]} to {names[each[-1]]}" for each in ranges)
             total = sum(sum(counts[numbers.start : numbers.stop]) for numbers in ranges)
             print(f"rank {rank}: layers {layers}, {total / 1e6:.2f} M parameters")
-        for line in split_lines(self.config.model, schedule, self.pipe.layers_of_stage):
+        for line in split_lines(self.model, schedule, self.pipe.layers_of_stage):
             print(line)
-        print(
-            f"forecast bubble {self._bubble(self.forecast):.1%} of {self._bubble_of}, from the "
-            f"FLOPs of each stage\nwriting to {folder}",
-            flush=True,
-        )
+        if self.forecast:
+            print(
+                f"forecast bubble {self._bubble(self.forecast):.1%} of {self._bubble_of}, from the "
+                "FLOPs of each stage"
+            )
+        print(f"writing to {folder}", flush=True)
         if self._progress.console.is_terminal:
             self._progress.start()
 
@@ -105,7 +114,7 @@ class Report:
 
     @property
     def tokens_per_s(self) -> float:
-        """Bytes of text that a step trains on in a second."""
+        """Bytes or tokens of text that a step trains on in a second."""
         return self.config.data.batch_size * self.config.model.sequence / self.step_time_s
 
     @property
@@ -119,7 +128,7 @@ class Report:
             self._progress.stop()
         print(
             f"loss: first {self.losses[0]:.3f}, last {self.losses[-1]:.3f}, evaluation "
-            f"{self.evaluations[0]:.3f} -> {self.evaluations[-1]:.3f} nats per byte\n"
+            f"{self.evaluations[0]:.3f} -> {self.evaluations[-1]:.3f} nats per {self.unit[:-1]}\n"
             f"optimizer: {optimizer.num_steps} steps, {optimizer.num_validated} validated, "
             f"{optimizer.num_clipped} clipped, {optimizer.num_skipped} skipped, "
             f"{optimizer.num_replayed} replayed\n"
@@ -127,8 +136,9 @@ class Report:
         )
         if timelines:
             again = simulate(self.pipe.schedule, measured_costs(list(timelines)))
+            expected = f"forecast {self._bubble(self.forecast):.1%}, " if self.forecast else ""
             print(
-                f"bubble of {self._bubble_of}: forecast {self._bubble(self.forecast):.1%}, "
+                f"bubble of {self._bubble_of}: {expected}"
                 f"measured {median(map(self._bubble, timelines)):.1%} (simulated with the measured "
                 f"times of the ops {self._bubble(again):.1%})\n"
                 f"measured timeline of the last step, {timelines[-1].makespan:.1f} ms:"
