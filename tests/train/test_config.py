@@ -36,6 +36,11 @@ def test_importing_the_configuration_leaves_torch_unimported():
         (lambda: RunConfig(ranks=0), "ranks must be at least 1, not 0"),
         (lambda: RunConfig(microbatches=-1), "microbatches must be at least 1, not -1"),
         (lambda: RunConfig(steps=0), "steps must be at least 1, not 0"),
+        (lambda: RunConfig(replan_after=-1), "replan_after must be at least 0, not -1"),
+        (
+            lambda: RunConfig(steps=5, replan_after=5),
+            "replan_after 5 leaves none of 5 steps to run",
+        ),
         (lambda: RunConfig(seed=-1), "seed must be at least 0 and below 2**63, not -1"),
         (lambda: RunConfig(threads=-2), "threads must be at least 0, not -2"),
         (lambda: RunConfig(timeout_s=0.0), "timeout_s must be above 0, not 0.0"),

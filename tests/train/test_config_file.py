@@ -31,13 +31,18 @@ def sections(kind, **fixed):
 
 @st.composite
 def configs(draw):
-    heads, pairs, microbatches, size = (draw(st.integers(1, 9)) for _ in range(4))
+    heads, pairs, microbatches, size, steps = (draw(st.integers(1, 9)) for _ in range(5))
     special = {
-        "run": {"microbatches": st.just(microbatches)},
+        "run": {
+            "microbatches": st.just(microbatches),
+            "steps": st.just(steps),
+            "replan_after": st.integers(0, steps - 1),
+        },
         "model": {
             "dim": st.just(2 * heads * pairs),
             "heads": st.just(heads),
             "vocabulary": st.integers(256, 2**62),
+            "source": st.just(""),  # the shape of another model is its own
         },
         "data": {"batch_size": st.just(microbatches * size)},
     }

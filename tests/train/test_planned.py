@@ -1,4 +1,5 @@
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from zerobubble import Costs, Kind, UsageError, build, simulate
 from zerobubble.ir import Placement
 from zerobubble.plan import Forecast, Plan
 from zerobubble.train.config import DataConfig, OptimizerConfig, RunConfig, TrainConfig
-from zerobubble.train.planned import deviations, follow, outcome
+from zerobubble.train.planned import Expected, deviations, follow
 
 FORECAST = Forecast(1.0, 1.0, 1.0, 0.0, 1.0, "rank 0, load", (0.0,), 0.0, (0.0,), (0.0,))
 COSTS = Costs(*np.array([[10, 12], [11, 16], [9, 13], [1, 0], [3, 4], [2, 3]], dtype=float))
@@ -69,17 +70,41 @@ def test_the_deviations_add_up_to_that_of_the_work():
     assert sum(each.per_step_ms for each in found) == pytest.approx(slower - faster)
 
 
+def expected():
+    return Expected(planned(), COSTS, 100.0)
+
+
 def test_a_step_near_its_forecast_is_one_line():
     timelines = [simulate(planned().schedule, SLOWER)]
-    assert list(outcome(100.0, 109.9, timelines, planned(), COSTS)) == [
+    assert list(expected().outcome(109.9, timelines)) == [
         "step time: forecast 100.0 ms, measured 109.9 ms (+9.9%)"
     ]
 
 
 def test_a_step_far_from_its_forecast_is_a_warning_with_names():
     timelines = [simulate(planned().schedule, SLOWER)]
-    line, warning = outcome(100.0, 80.0, timelines, planned(), COSTS)
+    line, warning = expected().outcome(80.0, timelines)
     assert line.endswith("(-20.0%)")
     assert "B of stage 1 (head) 26.00 ms instead of 16.00 (6 a step)" in warning
     assert "(embedding to block 0)" in warning
-    assert list(outcome(100.0, 80.0, [], planned(), COSTS)) == [line]
+    assert list(expected().outcome(80.0, [])) == [line]
+
+
+@pytest.mark.parametrize("validate", ["post", "sync"])
+def test_after_a_new_search_the_ops_count_as_measured_and_the_optimizer_as_planned(validate):
+    forecast = replace(FORECAST, optimizer_ms=(3.0, 5.0), overhead_ms=0.5)
+    plan = replace(planned(validate=validate), forecast=forecast)
+    timeline = simulate(build("zb-h2", 2, 6), SLOWER)
+    found = Expected.of(plan).after(timeline, SLOWER)
+    first, second = timeline.span_per_rank
+    post, sync = max(first + 3.0, second + 5.0), timeline.makespan + 5.0
+    assert found.step_ms == pytest.approx((post if validate == "post" else sync) + 0.5)
+    assert found.costs is SLOWER
+
+
+def test_activations_get_what_the_weights_leave():
+    plan = replace(
+        planned(), memory_bytes=(10.0, 8.0), forecast=replace(FORECAST, weight_bytes=(4.0, 5.0))
+    )
+    assert Expected.of(plan).activation_limits.tolist() == [6.0, 3.0]
+    assert expected().activation_limits is None

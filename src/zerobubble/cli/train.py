@@ -15,8 +15,11 @@ from zerobubble.cli._parse import parse
 from zerobubble.cli._resolve import resolve
 from zerobubble.formats.reading import read_text
 from zerobubble.ir import Schedule
+from zerobubble.plan.data import Plan
+from zerobubble.plan.file import load as load_plan
 from zerobubble.train.config import ModelConfig, TrainConfig
 from zerobubble.train.config_file import from_toml, to_toml
+from zerobubble.train.planned import follow
 from zerobubble.verify import verify
 
 
@@ -53,15 +56,10 @@ def parse_train(argv: Sequence[str]) -> TrainConfig:
 
 def run(argv: Sequence[str]) -> int:
     """Start one process for each rank or, inside such a process (``RANK`` is set), train."""
-    config = parse_train(argv)
-    run_config = config.run
-    schedule, _ = resolve(
-        run_config.schedule, run_config.ranks, run_config.microbatches, UNIT_COSTS
-    )
-    verify(schedule)
+    config, schedule = _what_runs(parse_train(argv))
     if "RANK" in os.environ:
         _work(config, schedule)
-    elif schedule.num_ranks == 1:
+    elif config.run.ranks == 1:
         from zerobubble.train.loop import train
 
         train(config, schedule)
@@ -70,7 +68,20 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _work(config: TrainConfig, schedule: Schedule) -> None:
+def _what_runs(config: TrainConfig) -> tuple[TrainConfig, Schedule | Plan]:
+    """Find the plan or the schedule of a run, and the configuration that follows it."""
+    run_config = config.run
+    if run_config.plan:
+        plan = load_plan(run_config.plan)
+        return follow(config, plan), plan
+    schedule, _ = resolve(
+        run_config.schedule, run_config.ranks, run_config.microbatches, UNIT_COSTS
+    )
+    verify(schedule)
+    return config, schedule
+
+
+def _work(config: TrainConfig, schedule: Schedule | Plan) -> None:
     from zerobubble.train.launch import end_with_launcher, report_failure
     from zerobubble.train.loop import train
 
@@ -82,25 +93,25 @@ def _work(config: TrainConfig, schedule: Schedule) -> None:
         raise
 
 
-def _launch(config: TrainConfig, schedule: Schedule) -> None:
+def _launch(config: TrainConfig, schedule: Schedule | Plan) -> None:
     """Start the ranks after looking for what would make every one of them fail alike.
 
     They get the resolved configuration, so that all of them run the same even if a file changes.
     """
     from zerobubble.runtime.device import find_device
-    from zerobubble.runtime.partition import split_layers
+    from zerobubble.runtime.given import unpack
     from zerobubble.train.data import load_data
     from zerobubble.train.launch import launch
     from zerobubble.train.loop import threads_per_rank
     from zerobubble.train.model_source import find_encoding, find_model
 
     model = find_model(config.model.source, config.model.source_config, config.model)
-    split_layers(len(model.layers), schedule.num_stages)
+    unpack(model, schedule)
     find_device(config.run.device)
     load_data(config, find_encoding(model))
-    threads = threads_per_rank(config.run.threads, schedule.num_ranks)
+    threads = threads_per_rank(config.run.threads, config.run.ranks)
     with NamedTemporaryFile("w", encoding="utf-8", suffix=".toml") as resolved:
         resolved.write(to_toml(config))
         resolved.flush()
         command = [sys.executable, "-m", "zerobubble", "train", "--config", resolved.name]
-        launch(command, schedule.num_ranks, threads)
+        launch(command, config.run.ranks, threads)

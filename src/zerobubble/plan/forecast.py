@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from zerobubble.costs import Costs, Floats
-from zerobubble.ir import Kind, Placement, Schedule
+from zerobubble.ir import Placement, Schedule
 from zerobubble.plan.cuts import layers_of_stages
 from zerobubble.plan.data import Forecast
 from zerobubble.profile import Profile, stage_bytes, stage_costs
@@ -14,24 +14,14 @@ from zerobubble.search.problem import Objective
 from zerobubble.simulate import simulate
 
 
-def split_stages(schedule: Schedule) -> frozenset[int]:
-    """Name the stages of which a W runs apart from its B: their layers run split.
-
-    >>> from zerobubble import build
-    >>> sorted(split_stages(build("zb-h1", 2, 4))), sorted(split_stages(build("1f1b", 2, 4)))
-    ([0, 1], [])
-    """
-    codes, _ = schedule.flat()
-    kinds, stages, _ = schedule.fields(codes)
-    return frozenset(stages[kinds == Kind.W].tolist())
-
-
 def costs_of(
     profile: Profile, microbatch_size: int, layers_per_stage: Sequence[int], schedule: Schedule
 ) -> Costs:
     """Give the costs of every stage as a schedule runs it: split or not."""
     layers = layers_of_stages(layers_per_stage)
-    return stage_costs(profile, microbatch_size, layers, schedule.placement, split_stages(schedule))
+    return stage_costs(
+        profile, microbatch_size, layers, schedule.placement, schedule.split_stages()
+    )
 
 
 def optimizer_ms_of_ranks(

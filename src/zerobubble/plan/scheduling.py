@@ -9,7 +9,6 @@ from zerobubble.costs import Costs
 from zerobubble.errors import ScheduleError, UsageError
 from zerobubble.ir import Codes, Kind, Placement, Schedule
 from zerobubble.plan.cuts import layers_of_stages
-from zerobubble.plan.forecast import split_stages
 from zerobubble.plan.pace import Pace
 from zerobubble.plan.task import Candidate, Task, better, judge
 from zerobubble.profile import stage_costs
@@ -74,15 +73,14 @@ def _splits(build: Known, placement: Placement) -> bool:
     """Say whether a registered schedule splits backwards, by a small one of its kind."""
     num_ranks, per_rank = 2, placement.num_stages // placement.num_ranks
     small = build(num_ranks, 2 * num_ranks, Costs.uniform(num_ranks * per_rank))
-    return bool(split_stages(small))
+    return bool(small.split_stages())
 
 
 def fused(schedule: Schedule) -> Schedule:
     """Join B and W to BW on the stages where every W follows its B at once.
 
     >>> from zerobubble import build
-    >>> from zerobubble.plan.forecast import split_stages
-    >>> sorted(split_stages(fused(build("zb-h1", num_ranks=2, num_microbatches=3))))
+    >>> sorted(fused(build("zb-h1", num_ranks=2, num_microbatches=3)).split_stages())
     [1]
     """
     pairs = [_follows_at_once(schedule, order) for order in schedule.orders]

@@ -27,9 +27,9 @@ class Given:
 def unpack(
     model: Sequence[Layer] | LayeredModel,
     schedule: Schedule | Plan,
-    loss_fn: LossFunction | None,
-    layers_per_stage: Sequence[int] | None,
-    tied: Iterable[Sequence[str]],
+    loss_fn: LossFunction | None = None,
+    layers_per_stage: Sequence[int] | None = None,
+    tied: Iterable[Sequence[str]] = (),
 ) -> Given:
     """Take what a model and a plan bring along, and what was given besides.
 

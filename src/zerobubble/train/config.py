@@ -57,6 +57,10 @@ class RunConfig:
         require(self, "above 0", "timeout_s")
         require_one_of("device", self.device, get_args(Device))
         require_one_of("precision", self.precision, get_args(Precision))
+        if self.replan_after >= self.steps and self.replan_after:
+            raise UsageError(
+                f"replan_after {self.replan_after} leaves none of {self.steps} steps to run"
+            )
 
 
 @dataclass(frozen=True)

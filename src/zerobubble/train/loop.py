@@ -7,20 +7,31 @@ from statistics import fmean
 
 import torch
 
+from zerobubble.costs import Costs
 from zerobubble.ir import Schedule
+from zerobubble.plan.data import Plan
 from zerobubble.runtime import Pipeline, PipelineOptimizer
 from zerobubble.runtime.layered import LayeredModel
+from zerobubble.runtime.replanning import Replanned, replan
+from zerobubble.search.problem import Objective
 from zerobubble.train.config import TrainConfig
 from zerobubble.train.data import TextData, load_data
 from zerobubble.train.forecast import forecast_costs
 from zerobubble.train.learning_rate import learning_rate
 from zerobubble.train.model_source import find_encoding, find_model
+from zerobubble.train.planned import Expected
 from zerobubble.train.report import Report
 from zerobubble.train.run_folder import RunFolder
 
+_STEPS_MEASURED = 5
 
-def train(config: TrainConfig, schedule: Schedule) -> None:
+
+def train(config: TrainConfig, schedule: Schedule | Plan) -> None:
     """Train on this rank, evaluate now and then; rank 0 prints and writes the run folder.
+
+    Args:
+        config: of the run; one that follows the plan, if there is one.
+        schedule: what the ranks run, or the plan that brings it along.
 
     Raises:
         UsageError: the model, data or device do not fit the configuration.
@@ -31,18 +42,25 @@ def train(config: TrainConfig, schedule: Schedule) -> None:
     data = load_data(config, find_encoding(model))
     pipe = build_pipeline(config, schedule, model)
     optimizer = build_optimizer(config, pipe)
+    plan = schedule if isinstance(schedule, Plan) else None
     if pipe.rank > 0:
-        _run(config, data, pipe, optimizer)
+        _run(config, data, pipe, optimizer, plan)
         return
-    of_stages = (config.model, pipe.layers_of_stage, schedule.placement)
-    forecast = None if config.model.source else forecast_costs(*of_stages)
-    report = Report(config, pipe, model, forecast)
+    report = Report(config, pipe, model, _expected_costs(config, pipe, plan), plan)
     with closing(RunFolder(config.run.out, config, schedule)) as folder:
         report.begin(data, str(folder.path))
-        _run(config, data, pipe, optimizer, report, folder)
+        _run(config, data, pipe, optimizer, plan, report, folder)
 
 
-def build_pipeline(config: TrainConfig, schedule: Schedule, model: LayeredModel) -> Pipeline:
+def _expected_costs(config: TrainConfig, pipe: Pipeline, plan: Plan | None) -> Costs | None:
+    if plan is not None:
+        return plan.costs
+    if config.model.source:
+        return None
+    return forecast_costs(config.model, pipe.layers_of_stage, pipe.schedule.placement)
+
+
+def build_pipeline(config: TrainConfig, schedule: Schedule | Plan, model: LayeredModel) -> Pipeline:
     """Build this rank's part of the model."""
     local_rank = os.environ.get("LOCAL_RANK", "0")
     device = "cpu" if config.run.device == "cpu" else f"cuda:{local_rank}"
@@ -53,7 +71,7 @@ def build_pipeline(config: TrainConfig, schedule: Schedule, model: LayeredModel)
         seed=config.run.seed,
         autocast=torch.bfloat16 if config.run.precision == "bf16" else None,
         timeout=config.run.timeout_s,
-        num_recorded_steps=config.report.trace_steps,
+        num_recorded_steps=max(config.report.trace_steps, _replanning_steps(config)),
     )
 
 
@@ -84,6 +102,7 @@ def _run(
     data: TextData,
     pipe: Pipeline,
     optimizer: PipelineOptimizer,
+    plan: Plan | None = None,
     report: Report | None = None,
     folder: RunFolder | None = None,
 ) -> None:
@@ -116,12 +135,29 @@ def _run(
             unwritten["eval_loss"] = _evaluate(config, data, pipe)
             if report:
                 report.evaluated(step + 1, unwritten["eval_loss"])
+        if step + 1 == config.run.replan_after:
+            found = _replan(config, pipe, plan)
+            if report and folder and found:
+                report.replanned(step + 1, found)
+                folder.add_schedule(found.after.schedule, step + 1)
     optimizer.synchronize()
     _write(unwritten, optimizer, folder)
-    timelines = pipe.timelines()
+    timelines = pipe.timelines()[-config.report.trace_steps :] if config.report.trace_steps else []
     if report and folder:
         folder.write_timelines(timelines)
         report.end(optimizer, timelines)
+
+
+def _replanning_steps(config: TrainConfig) -> int:
+    """Say how many steps must be recorded for a search with their times."""
+    return min(config.run.replan_after, _STEPS_MEASURED)
+
+
+def _replan(config: TrainConfig, pipe: Pipeline, plan: Plan | None) -> Replanned | None:
+    objective: Objective = "span" if config.optimizer.validate == "post" else "makespan"
+    if plan is None:
+        return replan(pipe, objective=objective)
+    return replan(pipe, plan.costs, Expected.of(plan).activation_limits, objective)
 
 
 def _write(

@@ -1,15 +1,16 @@
 """What does a plan settle for a run, and did the run go as it had forecast?"""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from zerobubble.costs import Costs
+from zerobubble.costs import Costs, Floats
 from zerobubble.errors import UsageError
 from zerobubble.ir import Kind
 from zerobubble.plan.data import Plan
+from zerobubble.plan.forecast import step_ms
 from zerobubble.simulate import Timeline
 from zerobubble.train.config import TrainConfig
 
@@ -83,32 +84,69 @@ def deviations(timelines: Sequence[Timeline], expected: Costs) -> list[Deviation
     return sorted(found, key=lambda each: -abs(each.per_step_ms))
 
 
-def outcome(
-    forecast_ms: float, measured_ms: float, timelines: Sequence[Timeline], plan: Plan, costs: Costs
-) -> Iterator[str]:
-    """Say in a line how far a step was from its forecast and, if it was far, what differed most.
+@dataclass(frozen=True)
+class Expected:
+    """What is expected of a step: by the plan, or by a new search with measured times.
 
-    Args:
-        forecast_ms: expected time from step to step.
-        measured_ms: likewise as it was.
-        timelines: measured; there may be none.
-        plan: names the layers of the stages.
-        costs: expected times of the ops in ms.
+    Attributes:
+        plan: names the layers of the stages, and how the optimizer steps.
+        costs: times of the ops in ms.
+        step_ms: time from step to step.
     """
-    ratio = measured_ms / forecast_ms - 1
-    yield f"step time: forecast {forecast_ms:.1f} ms, measured {measured_ms:.1f} ms ({ratio:+.1%})"
-    if abs(ratio) <= TOLERANCE or not timelines:
-        return
-    parts = [
-        f"{each.kind.name} of stage {each.stage} ({_layers(plan, each.stage)}) "
-        f"{each.measured_ms:.2f} ms instead of {each.expected_ms:.2f} ({each.num_ops} a step)"
-        for each in deviations(timelines, costs)[:_NUM_NAMED]
-    ]
-    yield (
-        f"warning: measurement and forecast differ by more than {TOLERANCE:.0%}; the ops that "
-        f"differ most: {'; '.join(parts)}. Profile again on this machine, or --replan-after some "
-        "steps"
-    )
+
+    plan: Plan
+    costs: Costs
+    step_ms: float
+
+    @classmethod
+    def of(cls, plan: Plan) -> "Expected":
+        """Take what the plan forecasts."""
+        return cls(plan, plan.costs, plan.forecast.step_ms)
+
+    def after(self, timeline: Timeline, costs: Costs) -> "Expected":
+        """Take a new schedule, simulated with measured costs; the optimizer's time stays."""
+        of_plan = self.plan.forecast
+        step = step_ms(
+            np.array(timeline.span_per_rank),
+            timeline.makespan,
+            np.array(of_plan.optimizer_ms),
+            self.plan.validate,
+            of_plan.overhead_ms,
+        )
+        return Expected(self.plan, costs, step)
+
+    @property
+    def activation_limits(self) -> Floats | None:
+        """Bytes that every rank has for activations; None without a limit."""
+        if self.plan.memory_bytes is None:
+            return None
+        limits: Floats = np.subtract(self.plan.memory_bytes, self.plan.forecast.weight_bytes)
+        return limits
+
+    def outcome(self, measured_ms: float, timelines: Sequence[Timeline]) -> Iterator[str]:
+        """Say in a line how far a step was from its forecast and, if far, what differed most.
+
+        Args:
+            measured_ms: time from step to step as it was.
+            timelines: measured; there may be none.
+        """
+        ratio = measured_ms / self.step_ms - 1
+        yield (
+            f"step time: forecast {self.step_ms:.1f} ms, measured {measured_ms:.1f} ms "
+            f"({ratio:+.1%})"
+        )
+        if abs(ratio) <= TOLERANCE or not timelines:
+            return
+        parts = [
+            f"{each.kind.name} of stage {each.stage} ({_layers(self.plan, each.stage)}) "
+            f"{each.measured_ms:.2f} ms instead of {each.expected_ms:.2f} ({each.num_ops} a step)"
+            for each in deviations(timelines, self.costs)[:_NUM_NAMED]
+        ]
+        yield (
+            f"warning: measurement and forecast differ by more than {TOLERANCE:.0%}; the ops that "
+            f"differ most: {'; '.join(parts)}. Profile again on this machine, or --replan-after "
+            "some steps"
+        )
 
 
 def _layers(plan: Plan, stage: int) -> str:

@@ -7,13 +7,16 @@ from statistics import median
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from zerobubble.costs import Costs
+from zerobubble.plan.data import Plan
 from zerobubble.runtime import Pipeline, PipelineOptimizer
 from zerobubble.runtime.layered import LayeredModel
+from zerobubble.runtime.replanning import Replanned
 from zerobubble.runtime.trace import measured_costs
 from zerobubble.simulate import Timeline, simulate
 from zerobubble.train.config import TrainConfig
 from zerobubble.train.data import TextData
 from zerobubble.train.layers import parameter_counts
+from zerobubble.train.planned import Expected
 from zerobubble.train.split import split_lines
 from zerobubble.view.text import draw
 
@@ -29,15 +32,22 @@ class Report:
         pipe: the pipeline, for its schedule and layers.
         model: that it trains.
         forecast: costs of the stages as they are expected before the run; None if unknown.
+        plan: that is followed, if any.
     """
 
     def __init__(
-        self, config: TrainConfig, pipe: Pipeline, model: LayeredModel, forecast: Costs | None
+        self,
+        config: TrainConfig,
+        pipe: Pipeline,
+        model: LayeredModel,
+        forecast: Costs | None,
+        plan: Plan | None = None,
     ) -> None:
         self.config = config
         self.pipe = pipe
         self.model = model
         self.unit = "bytes"
+        self.expected = None if plan is None else Expected.of(plan)
         self.forecast = simulate(pipe.schedule, forecast) if forecast else None
         self.step_times_s: list[float] = []
         self.losses: list[float] = []
@@ -74,9 +84,13 @@ class Report:
         for line in split_lines(self.model, schedule, self.pipe.layers_of_stage):
             print(line)
         if self.forecast:
+            source = "the FLOPs of each stage"
+            if self.expected:
+                print(f"forecast step {self.expected.step_ms:.1f} ms")
+                source = "the plan"
             print(
-                f"forecast bubble {self._bubble(self.forecast):.1%} of {self._bubble_of}, from the "
-                "FLOPs of each stage"
+                f"forecast bubble {self._bubble(self.forecast):.1%} of {self._bubble_of}, from "
+                f"{source}"
             )
         print(f"writing to {folder}", flush=True)
         if self._progress.console.is_terminal:
@@ -99,6 +113,20 @@ class Report:
         """Note an evaluation after a number of steps."""
         self.evaluations.append(loss)
         self._progress.console.print(f"evaluation after step {number}: loss {loss:.3f}")
+
+    def replanned(self, number: int, found: Replanned) -> None:
+        """Note what measured times have led to after a number of steps."""
+        before, after = found.before, found.after
+        self.forecast = after
+        self.step_times_s.clear()
+        if self.expected:
+            self.expected = self.expected.after(after, found.costs)
+        what = "no faster order for the measured times: it stays"
+        if after.schedule is not before.schedule:
+            what = f"bubble {self._bubble(before):.1%} -> {self._bubble(after):.1%}"
+        self._progress.console.print(
+            f"replanned after step {number}: {what}", highlight=False, soft_wrap=True
+        )
 
     @property
     def _is_without_barrier(self) -> bool:
@@ -134,8 +162,11 @@ class Report:
             f"{optimizer.num_replayed} replayed\n"
             f"step time {self.step_time_s * 1e3:.1f} ms, {self.tokens_per_s:,.0f} tokens/s"
         )
+        if self.expected:
+            for line in self.expected.outcome(self.step_time_s * 1e3, timelines):
+                print(line)
         if timelines:
-            again = simulate(self.pipe.schedule, measured_costs(list(timelines)))
+            again = simulate(self.pipe.schedule, measured_costs(timelines))
             expected = f"forecast {self._bubble(self.forecast):.1%}, " if self.forecast else ""
             print(
                 f"bubble of {self._bubble_of}: {expected}"

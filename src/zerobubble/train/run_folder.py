@@ -9,6 +9,8 @@ from zerobubble.errors import UsageError
 from zerobubble.formats.json import dumps
 from zerobubble.formats.timeline import dumps_timelines
 from zerobubble.ir import Schedule
+from zerobubble.plan.data import Plan
+from zerobubble.plan.file import dumps as dumps_plan
 from zerobubble.simulate import Timeline
 from zerobubble.train.config import TrainConfig
 from zerobubble.train.config_file import to_toml
@@ -17,21 +19,25 @@ from zerobubble.train.config_file import to_toml
 class RunFolder:
     """A new folder for one run; an earlier run's folder is never written to.
 
-    ``config.toml`` and ``schedule.json`` are written first, ``metrics.jsonl`` gets one line for
-    each step as it ends, ``timeline.json`` the measured timelines of the last steps.
+    ``config.toml``, ``schedule.json`` and, if there is a plan, ``plan.json`` come first;
+    ``metrics.jsonl`` gets one line for each step as it ends, ``timeline.json`` the measured
+    timelines of the last steps.
 
     Args:
         path: of the folder; if it is in use, ``-2``, ``-3``, ... is added.
         config: the resolved configuration of the run.
-        schedule: what the ranks run.
+        schedule: what the ranks run, or the plan that brings it along.
 
     Raises:
         UsageError: the folder cannot be made.
     """
 
-    def __init__(self, path: str, config: TrainConfig, schedule: Schedule) -> None:
+    def __init__(self, path: str, config: TrainConfig, schedule: Schedule | Plan) -> None:
         self.path = _make(Path(path))
         (self.path / "config.toml").write_text(to_toml(config), encoding="utf-8")
+        if isinstance(schedule, Plan):
+            (self.path / "plan.json").write_text(dumps_plan(schedule), encoding="utf-8")
+            schedule = schedule.schedule
         (self.path / "schedule.json").write_text(dumps(schedule), encoding="utf-8")
         self._metrics = (self.path / "metrics.jsonl").open("w", encoding="utf-8", buffering=1)
 
@@ -39,6 +45,11 @@ class RunFolder:
         """Append one line to ``metrics.jsonl``; null stands for inf and nan."""
         finite = {key: x if math.isfinite(x) else None for key, x in values.items()}
         self._metrics.write(json.dumps(finite) + "\n")
+
+    def add_schedule(self, schedule: Schedule, step: int) -> None:
+        """Write the schedule that has taken over after a number of steps."""
+        path = self.path / f"schedule-after-{step}.json"
+        path.write_text(dumps(schedule), encoding="utf-8")
 
     def write_timelines(self, timelines: Sequence[Timeline]) -> None:
         """Write ``timeline.json``."""

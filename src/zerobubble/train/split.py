@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from zerobubble.autograd import split_report
-from zerobubble.ir import Kind, Schedule
+from zerobubble.ir import Schedule
 from zerobubble.runtime.layered import LayeredModel
 from zerobubble.train.layers import stages_without_memory
 
@@ -22,15 +22,7 @@ def split_lines(
     stage 0: 100% of parameter-gradient FLOPs in W; norms in B
     stage 1: 100% of parameter-gradient FLOPs in W; norms in B
     """
-    stages = _split_stages(schedule)
+    stages = schedule.split_stages()
     for stage, (module, x) in enumerate(stages_without_memory(model, layers_of_stage)):
         if stage in stages:
             yield f"stage {stage}: {split_report(module, x).summary}"
-
-
-def _split_stages(schedule: Schedule) -> set[int]:
-    stages: set[int] = set()
-    for order in schedule.orders:
-        kinds, of_stage, _ = schedule.fields(order)
-        stages.update(of_stage[kinds == Kind.W].tolist())
-    return stages
