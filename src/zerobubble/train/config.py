@@ -7,7 +7,7 @@ work is refused when the section is made.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Annotated, Literal, get_args
 
 from tyro.conf import arg
@@ -93,23 +93,12 @@ class ModelConfig:
             raise UsageError(
                 f"vocabulary {self.vocabulary} is too small for bytes: use {BYTES} or more"
             )
-        self._refuse_two_shapes()
         step = 2 * self.heads  # rotary embedding turns channels in pairs
         if self.dim % step:
             raise UsageError(
                 f"dim {self.dim} does not give {self.heads} heads an even number of channels each: "
                 f"use {nearest_multiples(self.dim, step)}"
             )
-
-    def _refuse_two_shapes(self) -> None:
-        """Refuse a shape beside a model that has one."""
-        for each in fields(self):
-            is_shape = each.name not in ("source", "source_config", "sequence")
-            if self.source and is_shape and getattr(self, each.name) != each.default:
-                raise UsageError(
-                    f"{each.name} is of the reference transformer, but the shape of {self.source} "
-                    "is in its configuration: leave it out"
-                )
 
     @property
     def ffn_dim(self) -> int:

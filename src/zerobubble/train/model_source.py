@@ -1,5 +1,6 @@
 """Which model does a run train: the reference transformer, or one of Hugging Face?"""
 
+from dataclasses import fields
 from pathlib import Path
 
 from zerobubble.errors import UsageError
@@ -33,6 +34,7 @@ def find_model(spec: str, config_path: str, model: ModelConfig) -> LayeredModel:
                 "which type, like --model hf:qwen2"
             )
         return reference_model(model)
+    _refuse_another_shape(spec, model)
     name = spec.removeprefix(_PREFIX)
     if name == spec and not Path(name).exists():
         raise UsageError(
@@ -44,6 +46,16 @@ def find_model(spec: str, config_path: str, model: ModelConfig) -> LayeredModel:
     from zerobubble.integrations.huggingface import causal_lm
 
     return causal_lm(name, sequence=model.sequence, values=config_path or None)
+
+
+def _refuse_another_shape(spec: str, model: ModelConfig) -> None:
+    for each in fields(model):
+        is_shape = each.name not in ("source", "source_config", "sequence")
+        if is_shape and getattr(model, each.name) != each.default:
+            raise UsageError(
+                f"{each.name} is of the reference transformer, but {spec} has its own "
+                "configuration: leave it out"
+            )
 
 
 def find_encoding(model: LayeredModel) -> Encode | None:

@@ -27,7 +27,8 @@ def check_form(blueprint: Blueprint) -> None:
         if not known.issuperset(group):
             raise blueprint.unusual(f"{group[0]} is tied to what belongs to no layer")
     try:
-        _check_blocks(blueprint)
+        with torch.device("cpu"):
+            _check_blocks(blueprint)
         _check_ends(blueprint)
     except UsageError:
         raise

@@ -44,15 +44,15 @@ class Surroundings:
         if hidden.is_meta:  # masks may depend on values: those of the CPU have the same shapes
             on_cpu = torch.zeros(*hidden.shape[:-1], 1, dtype=hidden.dtype, device="cpu")
             return [call.to(hidden.device) for call in self._run(on_cpu, None, None)]
-        shell = self._shell(hidden.device)
         embeds = hidden.new_zeros(*hidden.shape[:-1], 1)
-        return shell.calls(inputs_embeds=embeds, attention_mask=mask, position_ids=positions)
+        inputs = {"inputs_embeds": embeds, "attention_mask": mask, "position_ids": positions}
+        with hidden.device:  # whatever is torch's default now
+            return self._shell(hidden.device).calls(**inputs)
 
     def _shell(self, device: torch.device) -> Shell:
         if device not in self._shells:
-            self._shells[device] = shell = self._blueprint.shell(device=torch.device("cpu"))
+            self._shells[device] = shell = self._blueprint.shell(device=device)
             self._blueprint.initialize(shell.model)
-            shell.model.to(device)
         return self._shells[device]
 
 

@@ -25,10 +25,12 @@ def next_token_loss(logits: Tensor, target: Any) -> Tensor:
     """
     labels, labels_per_sample = target if isinstance(target, tuple | list) else (target, None)
     flat = logits.float().flatten(0, 1), labels.flatten()
-    total = F.cross_entropy(*flat, ignore_index=IGNORED, reduction="sum")
     if labels_per_sample is None:
-        return total / (labels != IGNORED).sum().clamp(min=1)
-    return total / (len(labels) * labels_per_sample)
+        count = (labels != IGNORED).sum().clamp(min=1)
+    else:
+        count = len(labels) * labels_per_sample
+    loss: Tensor = F.cross_entropy(*flat, ignore_index=IGNORED, reduction="sum") / count
+    return loss
 
 
 def shift_labels(labels: Tensor) -> Tensor:
