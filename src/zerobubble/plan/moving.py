@@ -2,9 +2,9 @@
 
 Partition and schedule are improved in turn, as in AdaPtis (arXiv 2509.23722): with the order of the
 ops kept, layers move away from the rank that is busy for longest, one at a time, with all
-boundaries in between shifting along; then a schedule is searched for the new stages. A step of
-either kind is only taken if the simulated step becomes shorter, or needs less memory that is not
-there.
+boundaries in between shifting along; then a schedule is searched for the new stages. Where no move
+helps the kept order, a schedule is searched for those that harm it least. A change of either kind
+is only made if the simulated step becomes shorter, or needs less memory that is not there.
 """
 
 from collections.abc import Callable
@@ -16,9 +16,11 @@ from zerobubble.plan.task import TOLERANCE, Candidate, Task, judge
 # Gives the best schedule for a microbatch size and a partition.
 Reschedule = Callable[[Candidate], Candidate | None]
 
-_MOST_ROUNDS = 6
+_MOST_ROUNDS = 4
 # How many ops are timed while layers move, and how many partitions at most.
 _OPS, _TRIES = 40_000_000, 3_000
+# After how many moves that do not help a schedule is searched; fewer for more ops in all.
+_NEAR_MISSES, _NEAR_OPS = 8, 40_000
 
 
 def improve(task: Task, candidate: Candidate, reschedule: Reschedule) -> Candidate:
@@ -27,30 +29,53 @@ def improve(task: Task, candidate: Candidate, reschedule: Reschedule) -> Candida
         moved = move_layers(task, candidate)
         if moved is candidate:
             break
-        found = reschedule(moved)
-        candidate = found if found is not None and found.is_better(moved) else moved
+        candidate = _better(moved, reschedule(moved))
     return candidate
+
+
+def refine(task: Task, candidate: Candidate, reschedule: Reschedule) -> Candidate:
+    """Search schedules for the moves that harm a candidate least; never worse than given."""
+    best = candidate
+    for near in _near_misses(task, candidate):
+        best = _better(best, reschedule(near))
+    return best if best is candidate else improve(task, best, reschedule)
+
+
+def _better(one: Candidate, other: Candidate | None) -> Candidate:
+    return other if other is not None and other.is_better(one) else one
 
 
 def move_layers(task: Task, candidate: Candidate) -> Candidate:
     """Move one layer after the other, each time the one that helps most, order of ops kept."""
-    pace = Pace(candidate.schedule)
     tries = min(_TRIES, _OPS // candidate.schedule.num_ops)
-    seen = {candidate.layers_per_stage}
-    while True:
+    pace = Pace(candidate.schedule)
+    while tries > 0:
+        options = _moved(task, candidate, pace, tries)
+        tries -= len(options)
         best = candidate
-        for lengths in _neighbours(task, candidate):
-            if lengths in seen or tries <= 0:
-                continue
-            seen.add(lengths)
-            if _is_hopeless(task, best, lengths):
-                continue
-            tries -= 1
-            found = judge(task, candidate.microbatch_size, lengths, pace)
-            best = found if found.is_better(best) else best
+        for option in options:
+            best = _better(best, option)
         if best is candidate:
-            return candidate
+            break
         candidate = best
+    return candidate
+
+
+def _near_misses(task: Task, candidate: Candidate) -> list[Candidate]:
+    """Give the moves that make a step least longer with the order of ops kept."""
+    number = min(_NEAR_MISSES, _NEAR_OPS // candidate.schedule.num_ops)
+    options = _moved(task, candidate, Pace(candidate.schedule), _TRIES) if number else []
+    return sorted(options, key=lambda each: (each.excess_bytes, each.step_ms))[:number]
+
+
+def _moved(task: Task, candidate: Candidate, pace: Pace, most: int) -> list[Candidate]:
+    """Judge all moves that may be better than a candidate, or so many."""
+    options = [
+        lengths
+        for lengths in _neighbours(task, candidate)
+        if not _is_hopeless(task, candidate, lengths)
+    ]
+    return [judge(task, candidate.microbatch_size, each, pace) for each in options[:most]]
 
 
 def _neighbours(task: Task, candidate: Candidate) -> list[tuple[int, ...]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from zerobubble.errors import UsageError
 from zerobubble.ir import Placement
 from zerobubble.plan.cuts import layers_of_stages
-from zerobubble.plan.moving import improve
+from zerobubble.plan.moving import improve, refine
 from zerobubble.plan.pace import Pace
 from zerobubble.plan.partition import partition
 from zerobubble.plan.placing import Placements, placements_to_try
@@ -82,7 +82,8 @@ class Planner:
         """Move layers and search schedules in turn, for the best starts; give all, best first."""
         ranked = sorted(starts.values(), key=merit)
         improved = [improve(self.task, start, self.find_again) for start in ranked[:_NUM_IMPROVED]]
-        return sorted([*improved, *ranked[_NUM_IMPROVED:]], key=merit)
+        found = sorted([*improved, *ranked[_NUM_IMPROVED:]], key=merit)
+        return [refine(self.task, best, self.find_again) for best in found[:1]] + found[1:]
 
     def find_again(self, moved: Candidate) -> Candidate | None:
         """Find the best schedule after layers have moved."""
