@@ -50,7 +50,6 @@ def test_ranks_measure(zerobubble, monkeypatch, ranks):
 @pytest.mark.parametrize(
     ("flags", "part"),
     [
-        (["--model", "nothing"], "--model 'nothing' is unknown: use reference"),
         (["--microbatch-size", "1,x"], "--microbatch-size '1,x': write numbers of 1 or more, as"),
         (["--microbatch-size", "0"], "--microbatch-size '0': write numbers of 1 or more"),
         (["--device-spec", "h1"], "unknown device 'h1': use h100, a100 or a JSON file"),

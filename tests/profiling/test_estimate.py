@@ -21,7 +21,7 @@ from zerobubble.profiling import A100, H100, estimate
 from zerobubble.profiling.estimate import layer_work
 from zerobubble.profiling.layers import Profiled, profile_layers
 from zerobubble.profiling.one_layer import Boundary, Task, count_held
-from zerobubble.profiling.roofline import FusedAttention
+from zerobubble.profiling.roofline import FusedAttention, Roofline
 from zerobubble.runtime.boundary import flatten
 from zerobubble.runtime.partition import build_layer
 from zerobubble.train.config import ModelConfig
@@ -79,6 +79,24 @@ class GroupedQueries(nn.Module):
 def test_attention_of_grouped_queries_counts_every_query_head(is_masked):
     forward, *_ = flops(GroupedQueries(is_masked), 3, 16, 128)
     assert forward == 3 * 4 * 16 * 16 * 128
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "expected"),
+    [
+        ((64, 16), (4, 16, 32), 2 * 64 * 16 * 32),  # every token has one expert
+        ((16, 64), (64, 32), 2 * 64 * 16 * 32),  # the gradient of the experts' weights
+        ((4, 64, 16), (4, 16, 32), 2 * 4 * 64 * 16 * 32),
+    ],
+)
+def test_flops_of_experts_are_counted(left, right, expected):
+    operands = [torch.empty(s, dtype=torch.bfloat16, device="meta") for s in (left, right)]
+    ends = (
+        None if len(left) == len(right) == 3 else torch.empty(4, dtype=torch.int32, device="meta")
+    )
+    with Roofline(H100) as roofline:
+        torch.ops.aten._grouped_mm(*operands, ends)
+    assert roofline.take().flops == expected
 
 
 def test_attention_saves_no_matrix_of_positions():

@@ -21,8 +21,6 @@ from zerobubble.view.profile import draw_profile
 if TYPE_CHECKING:
     from zerobubble.runtime.layered import LayeredModel
 
-_REFERENCE = "reference"
-
 
 @dataclass(frozen=True)
 class ProfileCommand:
@@ -32,7 +30,6 @@ class ProfileCommand:
     kind are measured once. `zerobubble plan --profile` plans with what --out has written.
     """
 
-    model: Annotated[str, arg(help="reference: that of the train command")] = _REFERENCE
     ranks: Ranks = None
     microbatch_size: Annotated[str, arg(metavar="N,N,...", help="in samples")] = "1"
     device: Annotated[Device, arg(help="on which to measure")] = "cpu"
@@ -86,8 +83,6 @@ def run(argv: Sequence[str]) -> int:
 def _find_model(asked: ProfileCommand) -> "LayeredModel":
     from zerobubble.train.model import reference_model
 
-    if asked.model != _REFERENCE:
-        raise UsageError(f"--model {asked.model!r} is unknown: use {_REFERENCE}")
     return reference_model(asked.settings)
 
 

@@ -134,7 +134,7 @@ class LayerWork(NamedTuple):
 def layer_work(
     module: nn.Module, task: Task, device: DeviceSpec, *, splits_backward: bool
 ) -> LayerWork:
-    """Run one microbatch as all of a step but the first: gradients have something to add to."""
+    """Run a microbatch as all but the first of a step do, whose gradients are added to others."""
     run = LayerStage(module, task, splits_backward=splits_backward)
     run.begin_gradients()
     run.give_input(0, task.boundary.copy())

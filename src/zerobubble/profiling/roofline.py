@@ -85,10 +85,22 @@ class Roofline(TorchDispatchMode):  # type: ignore[no-untyped-call]
             num_bytes = 2 * _touched(made) + _touched(given[1:])
         else:
             num_bytes = _touched(given) + _touched(made)
-        count = flop_registry.get(packet)
-        flops = int(count(*args, **kwargs, out_val=out)) if count else 0
+        flops = _count_flops(packet, args, kwargs, out)
         dtype = given[0].dtype if given else torch.float32
         return Work(kernel_ms(self.device, flops, num_bytes, dtype), flops, num_bytes)
+
+
+def _count_flops(packet: Any, args: Any, kwargs: Mapping[str, Any], out: Any) -> int:
+    if packet is _aten._grouped_mm:  # which torch does not count
+        return _grouped_flops(*args[:2])
+    count = flop_registry.get(packet)
+    return int(count(*args, **kwargs, out_val=out)) if count else 0
+
+
+def _grouped_flops(left: Tensor, right: Tensor) -> int:
+    """Count the products of experts: every row, or column, or term of a sum is of one group."""
+    num_groups = left.shape[0] if left.ndim == right.ndim == 3 else 1
+    return 2 * num_groups * left.shape[-2] * left.shape[-1] * right.shape[-1]
 
 
 def kernel_ms(device: DeviceSpec, flops: float, num_bytes: float, dtype: torch.dtype) -> float:

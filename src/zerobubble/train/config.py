@@ -15,7 +15,7 @@ from tyro.conf import arg
 from zerobubble.errors import UsageError
 from zerobubble.train.rules import nearest_multiples, require, require_one_of
 
-BYTES = 256  # values that a byte can have
+VOCABULARY = 256
 Device = Literal["cpu", "cuda"]
 Precision = Literal["fp32", "bf16"]
 Validate = Literal["post", "sync"]
@@ -81,7 +81,7 @@ class ModelConfig:
     """Width of the feed-forward layer as a multiple of dim."""
     sequence: int = 128
     """Number of bytes in one training sequence."""
-    vocabulary: int = BYTES
+    vocabulary: int = VOCABULARY
     """Number of entries of the embedding and the head; text uses the first 256."""
     tied_head: bool = False
     """Let the head share the weights of the embedding."""
@@ -89,9 +89,9 @@ class ModelConfig:
     def __post_init__(self) -> None:
         require(self, "at least 1", "layers", "dim", "heads", "sequence")
         require(self, "above 0", "ffn_multiple")
-        if self.vocabulary < BYTES:
+        if self.vocabulary < VOCABULARY:
             raise UsageError(
-                f"vocabulary {self.vocabulary} is too small for bytes: use {BYTES} or more"
+                f"vocabulary {self.vocabulary} is too small for bytes: use {VOCABULARY} or more"
             )
         step = 2 * self.heads  # rotary embedding turns channels in pairs
         if self.dim % step:
