@@ -1,7 +1,6 @@
 """Of which profile does a command plan: one that was written, or an estimate for a device?"""
 
 from collections.abc import Sequence
-from importlib import import_module
 
 from zerobubble.errors import UsageError
 from zerobubble.profile import Profile
@@ -47,11 +46,10 @@ def _estimate(
     sequence: int | None,
     validate: str,
 ) -> Profile:
-    """Estimate a profile; what is called here needs torch."""
-    profiling = import_module("zerobubble.profiling")
-    config = import_module("zerobubble.train.config")
-    settings = config.ModelConfig(**({} if sequence is None else {"sequence": sequence}))
-    found = import_module("zerobubble.train.model_source").find_model(model, "", settings)
-    spec = profiling.find_device_spec(device_spec)
-    estimated: Profile = profiling.estimate(found, spec, microbatch_sizes, validate=validate)
-    return estimated
+    from zerobubble.profiling import estimate, find_device_spec
+    from zerobubble.train.config import ModelConfig
+    from zerobubble.train.model_source import find_model
+
+    settings = ModelConfig() if sequence is None else ModelConfig(sequence=sequence)
+    spec = find_device_spec(device_spec)
+    return estimate(find_model(model, "", settings), spec, microbatch_sizes, validate=validate)

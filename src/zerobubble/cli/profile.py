@@ -81,9 +81,9 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _find_model(asked: ProfileCommand) -> "LayeredModel":
-    from zerobubble.train.model import reference_model
+    from zerobubble.train.model_source import find_model
 
-    return reference_model(asked.settings)
+    return find_model(asked.settings.source, asked.settings.source_config, asked.settings)
 
 
 def _estimate(asked: ProfileCommand, sizes: Sequence[int]) -> Profile:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from zerobubble.errors import UsageError
 from zerobubble.runtime.layered import LayeredModel
-from zerobubble.train.config import BYTES, ModelConfig
+from zerobubble.train.config import VOCABULARY, ModelConfig
 from zerobubble.train.data import Encode
 from zerobubble.train.model import reference_model
 
@@ -66,15 +66,15 @@ def find_encoding(model: LayeredModel) -> Encode | None:
     Raises:
         UsageError: the model has fewer tokens than there are bytes or tokens of the tokenizer.
     """
-    vocabulary = getattr(model, "vocabulary", BYTES)
+    vocabulary = getattr(model, "vocabulary", VOCABULARY)
     folder = getattr(model, "folder", None)
     if folder and (folder / "tokenizer.json").exists():
         from zerobubble.integrations.huggingface import read_tokenizer
 
         return read_tokenizer(folder / "tokenizer.json", vocabulary)
-    if vocabulary < BYTES:
+    if vocabulary < VOCABULARY:
         raise UsageError(
-            f"{model.name} trains on bytes and needs a vocabulary of {BYTES}, not "
+            f"{model.name} trains on bytes and needs a vocabulary of {VOCABULARY}, not "
             f"{vocabulary}: set vocab_size, or give a folder with a tokenizer.json"
         )
     return None
