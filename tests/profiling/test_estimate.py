@@ -162,6 +162,14 @@ def test_the_inputs_of_a_layer_are_counted_apart():
     assert (tanh.activation_bytes, tanh.saved_input_bytes, tanh.output_bytes) == (one, 0, one)
 
 
+def test_a_linear_layer_saves_its_input_only_and_keeps_it_with_the_output_gradient():
+    linear = lambda: nn.Linear(4, 4, bias=False)  # noqa: E731
+    middle = estimate(model_of(linear, linear, nn.Tanh), H100, [8]).at(8)[1]
+    one = 8 * 4 * 2
+    assert (middle.activation_bytes, middle.saved_input_bytes) == (0, one)
+    assert (middle.kept_bytes, middle.kept_input_bytes) == (one, one)
+
+
 @pytest.mark.parametrize(
     ("dtype", "validate", "state"),
     [
