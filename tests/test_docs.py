@@ -1,0 +1,21 @@
+"""Do the commands of docs/plan.md print what stands there?"""
+
+import re
+from pathlib import Path
+
+from zerobubble.cli import main
+
+PAGE = (Path(__file__).parents[1] / "docs" / "plan.md").read_text(encoding="utf-8")
+
+
+def test_the_example_of_planning_prints_what_stands_there(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    [script] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    exec(script, {})
+    blocks = re.findall(r"```\n\$ zerobubble (.*?)\n(.*?)\n```", PAGE, re.DOTALL)
+    assert len(blocks) == 3
+    for command, printed in blocks:
+        main(command.split())
+        output = capsys.readouterr()
+        assert (output.out + output.err).rstrip() == printed
+    assert (tmp_path / "plan.json").exists()
