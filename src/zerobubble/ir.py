@@ -289,6 +289,16 @@ class Schedule:
         kinds, stages = np.divmod(rest, self.num_stages)
         return kinds, stages, microbatches
 
+    def split_stages(self) -> frozenset[int]:
+        """Name the stages whose W runs apart from B.
+
+        >>> from zerobubble import build
+        >>> sorted(build("zb-h1", 2, 4).split_stages()), sorted(build("1f1b", 2, 4).split_stages())
+        ([0, 1], [])
+        """
+        kinds, stages, _ = self.fields(self.flat()[0])
+        return frozenset(stages[kinds == Kind.W].tolist())
+
     def renamed(self, name: str) -> "Schedule":
         """Copy the schedule under another name."""
         return Schedule(name, self.placement, self.num_microbatches, self.orders)

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from zerobubble.ir import Kind, Schedule
+from zerobubble.ir import Schedule
 from zerobubble.lower import Action, Program, forward_only, lower
 from zerobubble.runtime.announcement import Announcements
 from zerobubble.runtime.executor import Executor, Owner
@@ -48,7 +48,7 @@ class Running:
         owner: Owner,
     ) -> None:
         self.schedule = schedule
-        split = split_stages(schedule, transport.rank)
+        split = schedule.split_stages()
         for number, stage in stages.items():
             stage.splits_backward = number in split
         self.announcements = Announcements(schedule, stages, chain, transport)
@@ -57,12 +57,6 @@ class Running:
         self.training = bind(programs[transport.rank], recorder=recorder)
         self.evaluation = bind(lower(forward_only(schedule))[transport.rank])
         self.layouts: defaultdict[tuple[str, int], Layouts] = defaultdict(Layouts)
-
-
-def split_stages(schedule: Schedule, rank: int) -> set[int]:
-    """List the stages of a rank whose W runs apart from B."""
-    kinds, stages, _ = schedule.fields(schedule.orders[rank])
-    return set(stages[kinds == Kind.W].tolist())
 
 
 def pairs(programs: Sequence[Program]) -> set[tuple[int, int]]:

@@ -1,8 +1,9 @@
 """How much does a search try?"""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zerobubble.errors import UsageError
+from zerobubble.search.placements import PLACEMENTS
 
 
 @dataclass(frozen=True)
@@ -13,7 +14,8 @@ class Effort:
         seeded: by the rules to start from, at each size.
         climbed: by climbing over templates at each size.
         num_climbs: how many climbs share them at the smallest size; half as many at each larger.
-        shaped: by climbing over what the best templates lead to, stage by stage.
+        shaped: by climbing over what the best templates lead to, stage by stage; for each of the
+            usual placements if all are searched, else for those that are, all together.
         justified: by climbs over what justification makes of either, where ranks have three stages
             or more; twice as many at each larger size.
         moves: no ops placed, but how often ops of the best orders are moved.
@@ -25,6 +27,10 @@ class Effort:
     shaped: int
     justified: int
     moves: int
+
+    def shared_by(self, num_placements: int) -> "Effort":
+        """Give fewer placements than usual what the others would have got."""
+        return replace(self, shaped=self.shaped * len(PLACEMENTS) // num_placements)
 
 
 EFFORTS = {

@@ -95,7 +95,7 @@ def search_all(
     Raises:
         UsageError: the numbers do not fit each other, or no schedule exists within the limits.
     """
-    tries, begin = effort_named(effort), time.perf_counter()
+    tries, begin = effort_named(effort).shared_by(len(table)), time.perf_counter()
     unit = _time_unit(table.values())
     searches, errors = [], {}
     for place, costs in table.items():
