@@ -14,7 +14,7 @@ SAVED = ("llama", "gpt2", "mixtral")
 PADDED = ("llama", "llama eager", "qwen2 windows", "gpt2", "gemma3")
 CASES = [
     *((1, "zb-h1", family, True) for family in PADDED),
-    *((p, "zb-h1", family, False) for p in (2, 3) for family in families.FAMILIES),
+    *((p, "zb-h1", family, False) for p in (1, 2, 3) for family in families.FAMILIES),
     *((p, "zb-v", family, True) for p in (2, 3) for family in PADDED),
     *((2, name, "qwen2 windows", False) for name in ("1f1b", "interleaved")),
     (3, "interleaved", "gpt2", False),
