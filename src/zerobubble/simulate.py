@@ -200,4 +200,4 @@ def ranks_of_ops(schedule: Schedule) -> Codes:
 
 
 def _bubble(time: float, work: float) -> float:
-    return (time - work) / time if time > 0 else 0.0
+    return max(0.0, (time - work) / time) if time > 0 else 0.0  # sums round differently

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.plan.profiles import block, profile_of, profiles
 from zerobubble import build, simulate
 from zerobubble.ir import linear
-from zerobubble.plan.forecast import costs_of, forecast, split_stages, step_bound
+from zerobubble.plan.forecast import costs_of, forecast, step_bound
 from zerobubble.plan.pace import Pace
 from zerobubble.plan.partition import partition
 from zerobubble.plan.scheduling import fused
@@ -28,6 +28,24 @@ def test_without_a_barrier_the_slowest_rank_sets_the_pace():
     assert timeline.span_per_rank == [15, 12]
     assert forecast(profile, 1, (1, 1), schedule, "post").step_ms == 12 + 4 + 7
     assert forecast(profile, 1, (1, 1), schedule, "sync").step_ms == 15 + 4 + 7
+
+
+def test_the_rank_that_learns_the_norm_first_never_guesses():
+    layer = block(optimizer_ms=6, plain_optimizer_ms=2)
+    cases = {
+        "zb-h1": {"post": (6, 6, 2), "sync": (2, 2, 2)},
+        "zb-v": {"post": (12, 12, 4), "sync": (4, 4, 4)},
+    }
+    for name, expected in cases.items():
+        lengths = (1,) * len(build(name, 3, 6).placement.stage_to_rank)
+        wide = Profile("m", "d", tuple("abcdef"[: len(lengths)]), {1: (layer,) * len(lengths)})
+        for validate, optimizer_ms in expected.items():
+            found = forecast(wide, 1, lengths, build(name, 3, 6), validate)
+            assert found.optimizer_ms == optimizer_ms
+    unknown = Profile("m", "d", ("a",), {1: (block(optimizer_ms=6),)})
+    assert forecast(unknown, 1, (1,), build("zb-h1", 1, 2)).optimizer_ms == (6,)
+    alone = Profile("m", "d", ("a",), {1: (layer,)})
+    assert forecast(alone, 1, (1,), build("zb-h1", 1, 2)).optimizer_ms == (2,)
 
 
 def test_unsplit_stages_have_the_times_of_a_plain_backward():
@@ -87,6 +105,6 @@ def test_fusing_keeps_the_order_and_only_joins_whole_stages(name):
     schedule = build(name, 3, 6)
     joined = fused(schedule)
     verify(joined)
-    assert split_stages(joined) < split_stages(schedule) or joined == schedule
+    assert joined.split_stages() < schedule.split_stages() or joined == schedule
     costs = costs_of(profile_of([1] * schedule.num_stages), 1, [1] * schedule.num_stages, schedule)
     assert simulate(joined, costs).span <= simulate(schedule, costs).span

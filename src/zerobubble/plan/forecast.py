@@ -24,15 +24,30 @@ def costs_of(
     )
 
 
+def guessing_ranks(placement: Placement, validate: str) -> Floats:
+    """Mark with 1 the ranks whose optimizer steps before the gradient norm is known, with 0 others.
+
+    With ``post`` all do but the last in the order of the first stages, which learns it first.
+    """
+    marks = np.full(placement.num_ranks, float(validate == "post"))
+    marks[list(dict.fromkeys(placement.stage_to_rank))[-1]] = 0.0
+    return marks
+
+
 def optimizer_ms_of_ranks(
-    profile: Profile, microbatch_size: int, layers_per_stage: Sequence[int], placement: Placement
+    profile: Profile,
+    microbatch_size: int,
+    layers_per_stage: Sequence[int],
+    placement: Placement,
+    validate: str,
 ) -> Floats:
     """Give the time of the optimizer's step on every rank."""
     table = profile.at(microbatch_size)
-    times = np.zeros(placement.num_ranks)
+    times, guesses = np.zeros(placement.num_ranks), guessing_ranks(placement, validate)
     pairs = zip(placement.stage_to_rank, layers_of_stages(layers_per_stage), strict=True)
     for rank, numbers in pairs:
-        times[rank] += sum(layer.optimizer_ms for layer in table[numbers.start : numbers.stop])
+        layers = table[numbers.start : numbers.stop]
+        times[rank] += sum(layer.optimizer_step_ms(bool(guesses[rank])) for layer in layers)
     return times
 
 
@@ -75,7 +90,7 @@ def step_bound(
     Whether stages run split or not: ops have the shorter of both times.
     """
     parts = (profile, microbatch_size, layers_per_stage, placement)
-    optimizer = optimizer_ms_of_ranks(*parts)
+    optimizer = optimizer_ms_of_ranks(*parts, validate)
     room = np.inf if limits is None else limits - weight_bytes_of_ranks(*parts)
     layers = layers_of_stages(layers_per_stage)
     each = [stage_costs(profile, microbatch_size, layers, placement, s) for s in (None, ())]
@@ -104,7 +119,8 @@ def forecast(
     placement = schedule.placement
     parts = (profile, microbatch_size, layers_per_stage, placement)
     timeline = simulate(schedule, costs_of(profile, microbatch_size, layers_per_stage, schedule))
-    optimizer, overhead = optimizer_ms_of_ranks(*parts), float(profile.step_overhead_ms)
+    optimizer = optimizer_ms_of_ranks(*parts, validate)
+    overhead = float(profile.step_overhead_ms)
     spans = np.array(timeline.span_per_rank)
     bound = step_bound(*parts, schedule.num_microbatches, memory, validate)
     return Forecast(

@@ -84,7 +84,7 @@ def _neighbours(task: Task, candidate: Candidate) -> list[tuple[int, ...]]:
     tables = task.tables(candidate.microbatch_size)
     loads = task.sums(tables.work, lengths, placement)
     loads *= task.num_microbatches(candidate.microbatch_size)
-    loads += task.sums(tables.optimizer, lengths, placement)
+    loads += task.optimizer_ms(candidate.microbatch_size, lengths, placement)
     held = task.sums(tables.least_bytes, lengths, placement)
     tight = int((held - task.memory).argmax())
     givers = {
@@ -109,6 +109,6 @@ def _is_hopeless(task: Task, best: Candidate, layers_per_stage: tuple[int, ...])
         return False
     loads = task.sums(tables.least_work, layers_per_stage, placement)
     loads *= task.num_microbatches(best.microbatch_size)
-    loads += task.sums(tables.optimizer, layers_per_stage, placement)
+    loads += task.optimizer_ms(best.microbatch_size, layers_per_stage, placement)
     least = float(loads.max()) + task.profile.step_overhead_ms
     return least > best.step_ms * (1 + TOLERANCE)

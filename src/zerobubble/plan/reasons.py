@@ -47,9 +47,9 @@ def reasons(
 def _bottleneck(task: Task, best: Candidate) -> str:
     """Name the rank with most work, and its layers."""
     stages = np.asarray(best.placement.stage_to_rank)
-    costs, tables = best.costs, task.tables(best.microbatch_size)
+    costs = best.costs
     once = np.bincount(stages, costs.forward + costs.backward_input + costs.backward_weight)
-    optimizer = task.sums(tables.optimizer, best.layers_per_stage, best.placement)
+    optimizer = task.optimizer_ms(best.microbatch_size, best.layers_per_stage, best.placement)
     work = once * float(best.schedule.num_microbatches) + optimizer
     rank = int(work.argmax())
     share = float(work[rank] / work.mean()) if work[rank] > 0 else 1.0

@@ -9,7 +9,7 @@ import numpy as np
 from zerobubble.costs import Costs, Floats
 from zerobubble.ir import Placement, Schedule
 from zerobubble.plan.cuts import interval_sums, sums_of_ranks
-from zerobubble.plan.forecast import costs_of, step_ms
+from zerobubble.plan.forecast import costs_of, guessing_ranks, step_ms
 from zerobubble.plan.pace import Pace
 from zerobubble.profile import LayerCosts, Profile
 from zerobubble.search.problem import Objective
@@ -25,7 +25,8 @@ class Tables:
     Attributes:
         work: time of F, B and W for one microbatch.
         least_work: likewise, the shorter of a split and a plain backward.
-        optimizer: time of the optimizer's step.
+        optimizer: time of the optimizer's step on a rank that guesses the gradient norm.
+        plain_optimizer: likewise on one that does not.
         weights: bytes that are there all the time.
         activations: bytes of one microbatch.
     """
@@ -33,6 +34,7 @@ class Tables:
     work: Floats
     least_work: Floats
     optimizer: Floats
+    plain_optimizer: Floats
     weights: Floats
     activations: Floats
 
@@ -84,6 +86,15 @@ class Task:
     def sums(self, table: Floats, layers_per_stage: Sequence[int], placement: Placement) -> Floats:
         """Sum a table over the stages of every rank."""
         return sums_of_ranks(table, layers_per_stage, placement.stage_to_rank, self.num_ranks)
+
+    def optimizer_ms(
+        self, microbatch_size: int, layers_per_stage: Sequence[int], placement: Placement
+    ) -> Floats:
+        """Give the time of the optimizer's step on every rank."""
+        tables, guesses = self.tables(microbatch_size), guessing_ranks(placement, self.validate)
+        guessing = self.sums(tables.optimizer, layers_per_stage, placement)
+        plain = self.sums(tables.plain_optimizer, layers_per_stage, placement)
+        return np.where(guesses > 0, guessing, plain)
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +152,8 @@ def _tables(layers: Sequence[LayerCosts]) -> Tables:
     return Tables(
         interval_sums([layer.compute_ms for layer in layers]),
         interval_sums([_least_work(layer) for layer in layers]),
-        interval_sums([layer.optimizer_ms for layer in layers]),
+        interval_sums([layer.optimizer_step_ms(True) for layer in layers]),
+        interval_sums([layer.optimizer_step_ms(False) for layer in layers]),
         interval_sums([layer.weight_bytes for layer in layers]),
         activations,
     )
@@ -160,7 +172,7 @@ def judge(
     schedule, tables = pace.schedule, task.tables(microbatch_size)
     costs = costs_of(task.profile, microbatch_size, layers_per_stage, schedule)
     paced = pace(costs)
-    optimizer = task.sums(tables.optimizer, layers_per_stage, schedule.placement)
+    optimizer = task.optimizer_ms(microbatch_size, layers_per_stage, schedule.placement)
     held = task.sums(tables.weights, layers_per_stage, schedule.placement) + paced.peaks
     over = np.where(held > task.memory * (1 + TOLERANCE), held - task.memory, 0.0)
     periods = paced.spans + optimizer

@@ -31,7 +31,8 @@ class LayerCosts:
         parameter_bytes: size of the parameters and buffers.
         gradient_bytes: size of their gradients.
         optimizer_bytes: size of the optimizer's state, and of what post-validation keeps.
-        plain_optimizer_ms: what it adds on a rank that never guesses, such as the last one.
+        plain_optimizer_ms: what it adds on a rank that never guesses, such as the last one; 0 if
+            that is the same.
     """
 
     forward_ms: float = 0.0
@@ -63,6 +64,10 @@ class LayerCosts:
     def compute_ms(self) -> float:
         """Time of F, B and W together."""
         return self.forward_ms + self.backward_input_ms + self.backward_weight_ms
+
+    def optimizer_step_ms(self, guesses: bool) -> float:
+        """What the layer adds to an optimizer step, on a rank that guesses the norm or does not."""
+        return self.optimizer_ms if guesses else self.plain_optimizer_ms or self.optimizer_ms
 
     @property
     def weight_bytes(self) -> float:
