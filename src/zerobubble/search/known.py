@@ -1,7 +1,7 @@
 """Which registered schedules have a placement?"""
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 
 from zerobubble.costs import Costs
 from zerobubble.ir import Placement, Schedule
@@ -10,6 +10,9 @@ from zerobubble.search.auto import AUTO
 
 # Builds a schedule for so many ranks, so many microbatches and the costs of the stages.
 Known = Callable[[int, int, Costs], Schedule]
+
+# Built schedules of up to so many forwards are kept.
+_LARGEST_KEPT = 20_000
 
 
 def known_schedules(placement: Placement) -> dict[str, Known]:
@@ -36,4 +39,14 @@ def known_schedules(placement: Placement) -> dict[str, Known]:
 def _build(
     recipe: Recipe, parameters: dict[str, int], num_ranks: int, num_microbatches: int, costs: Costs
 ) -> Schedule:
-    return recipe.build(num_ranks, num_microbatches, costs, **parameters)
+    num_stages = len(recipe.place(num_ranks, **parameters).stage_to_rank)
+    costs.require_stages(num_stages, recipe.name)
+    if recipe.takes_costs or num_stages * num_microbatches > _LARGEST_KEPT:
+        return recipe.build(num_ranks, num_microbatches, costs, **parameters)
+    return _build_once(recipe.name, num_ranks, num_microbatches, **parameters)
+
+
+@lru_cache(maxsize=64)
+def _build_once(name: str, num_ranks: int, num_microbatches: int, **parameters: int) -> Schedule:
+    """Build a schedule that knows no costs: a search asks for it again and again."""
+    return REGISTRY[name].build(num_ranks, num_microbatches, None, **parameters)
