@@ -33,9 +33,10 @@ def sections(kind, **fixed):
 def configs(draw):
     heads, pairs, microbatches, size = (draw(st.integers(1, 9)) for _ in range(4))
     special = {
-        "run": {"microbatches": st.just(microbatches)},
+        "run": {"microbatches": st.just(microbatches), "replan_after": st.just(0)},
         "model": {"dim": st.just(2 * heads * pairs), "heads": st.just(heads)},
         "data": {"batch_size": st.just(microbatches * size)},
+        "report": {"trace_steps": st.integers(0, 9) | st.just("1-1")},
     }
     return TrainConfig(
         **{

@@ -8,7 +8,6 @@ from statistics import fmean
 import torch
 
 from zerobubble.ir import Schedule
-from zerobubble.measured import MeasuredRun, MeasuredStep
 from zerobubble.runtime import Pipeline, PipelineOptimizer
 from zerobubble.train.config import TrainConfig
 from zerobubble.train.data import TextData, load_data
@@ -53,7 +52,8 @@ def build_pipeline(config: TrainConfig, schedule: Schedule) -> Pipeline:
         seed=config.run.seed,
         autocast=torch.bfloat16 if config.run.precision == "bf16" else None,
         timeout=config.run.timeout_s,
-        num_recorded_steps=config.report.trace_steps,
+        num_recorded_steps=config.report.num_last_steps,
+        recorded_steps=config.report.chosen_steps,
     )
 
 
@@ -118,12 +118,10 @@ def _run(
                 report.evaluated(step + 1, unwritten["eval_loss"])
     optimizer.synchronize()
     _write(unwritten, optimizer, folder)
-    timelines = pipe.timelines()
-    if report and folder:
-        first = config.run.steps - len(timelines) + 1
-        steps = (MeasuredStep(first + i, t, t.start, t.end) for i, t in enumerate(timelines))
-        folder.write_measured(MeasuredRun(pipe.schedule, None, tuple(steps)))
-        report.end(optimizer, timelines)
+    measured = pipe.measured_run()
+    if report and folder and measured:
+        folder.write_measured(measured)
+        report.end(optimizer, [step.timeline for step in measured.steps])
 
 
 def _write(
