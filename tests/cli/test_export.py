@@ -6,6 +6,7 @@ import pytest
 
 from tests.formats.test_python import MINE
 from tests.formats.test_timeline import SCHEDULE, a_run
+from zerobubble.cli import main
 from zerobubble.costs import Costs
 from zerobubble.formats import chrome, timeline, torch_csv
 from zerobubble.formats.json import save
@@ -93,3 +94,11 @@ def test_a_wrong_schedule_is_refused(refused, tmp_path):
     (tmp_path / "my_file.py").write_text(text)
     words = ("my_file.py:my_schedule", "-p", 1, "-m", 2, *FILES)
     assert "(rule microbatches-in-order)" in refused("export", *words, status=1)
+
+
+def test_help_names_the_formats(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["export", "--help"])
+    out, err = capsys.readouterr()
+    assert (end.value.code, err) == (0, "")
+    assert all(f"{flag} FILE" in out for flag in ("--trace", "--csv", "--svg"))
