@@ -101,3 +101,6 @@ def test_a_recorded_run_lies_on_what_its_costs_promise(num_ranks):
             np.testing.assert_allclose(measured.start[rank], planned.start[rank], atol=1e-6)
             np.testing.assert_allclose(measured.end[rank], planned.end[rank], atol=1e-6)
             assert (step.host_start[rank] != measured.start[rank]).any()
+        durations = {transfer.arrived - transfer.sent for transfer in step.transfers}
+        assert min(durations) == pytest.approx(1.5, abs=1e-6)
+        assert {transfer.num_bytes for transfer in step.transfers} == {16}

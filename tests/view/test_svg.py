@@ -16,6 +16,7 @@ from zerobubble.simulate import Timeline, simulate
 from zerobubble.view.svg import draw_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
+SUMMARY = "span 27 ms, bubble 11.1%, peak memory 4"
 NS = {"": SVG.strip("{}")}
 
 
@@ -108,10 +109,10 @@ def test_title_summary_and_description_tell_the_numbers():
     assert root.get("aria-labelledby") == "title desc"
     assert root.find("title", NS).text == "zb-h1: 4 ranks, 8 microbatches"
     assert root.find("text[@class='title']", NS).text == "zb-h1: 4 ranks, 8 microbatches"
-    assert root.find("text[@class='summary']", NS).text == "span 27 ms, bubble 11.1%"
+    assert root.find("text[@class='summary']", NS).text == SUMMARY
     assert root.find("desc", NS).text.startswith(
-        "One row for each rank, time from left to right. span 27 ms, bubble 11.1%, makespan 27, "
-        "peak memory 4. Idle: rank 0 11.1%, rank 1 7.7%, rank 2 4.0%, rank 3 0.0%. "
+        f"One row for each rank, time from left to right. {SUMMARY}, makespan 27. "
+        "Idle: rank 0 11.1%, rank 1 7.7%, rank 2 4.0%, rank 3 0.0%. "
     )
 
 

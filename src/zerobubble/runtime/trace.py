@@ -28,7 +28,8 @@ class RecordedStep(NamedTuple):
         end: likewise.
         host_start: likewise on the host.
         host_end: likewise.
-        sent: when every message to another rank was sent, in the order of the ops they come from.
+        sent: when every message to another rank was sent, in the order of the ops they come from;
+            empty where it leaves at the end of its op.
         num_bytes: likewise how large it was.
     """
 
@@ -112,10 +113,14 @@ class Recorder:
         send()
 
     def put_device_times(self, ops: Sequence[tuple[float, float]]) -> None:
-        """Take the last step's times of an emulated device: start and end of every op, in ms."""
+        """Take the last step's times of an emulated device: start and end of every op, in ms.
+
+        Its messages leave at the ends of their ops, however late the host is.
+        """
         if self._noted:
-            num_ops = len(self._noted[-1].of_ops) // 2
-            self._noted[-1].device_ops = np.array(ops[-num_ops:])
+            last = self._noted[-1]
+            last.device_ops = np.array(ops[-len(last.of_ops) // 2 :])
+            last.of_sends.clear()
 
     def steps_ms(self) -> list[RecordedStep]:
         """Give the recorded steps in the order in which they ran."""
@@ -176,19 +181,17 @@ def _transfers(timeline: Timeline, of_ranks: Sequence[RecordedStep]) -> Iterator
     A rank waits for a message right before the op that reads it, which therefore starts as soon as
     that wait is over.
     """
-    schedule = timeline.schedule
-    starts = np.zeros(schedule.num_codes)
-    for order, start in zip(schedule.orders, timeline.start, strict=True):
-        starts[order] = start
-    notes = (
-        note for step in of_ranks for note in zip(step.sent.tolist(), step.num_bytes, strict=True)
-    )
-    ops, readers = crossings(schedule)
-    holders = schedule.placement.stage_to_rank
-    for code, reading, (sent, num_bytes) in zip(ops, readers, notes, strict=True):
+    schedule, holders = timeline.schedule, timeline.schedule.placement.stage_to_rank
+    start, end = np.zeros((2, schedule.num_codes))
+    for rank, order in enumerate(schedule.orders):
+        start[order], end[order] = timeline.start[rank], timeline.end[rank]
+    sent = [iter(step.sent.tolist()) for step in of_ranks]
+    num_bytes = [iter(step.num_bytes) for step in of_ranks]
+    for code, reading in zip(*crossings(schedule), strict=True):
         op, reader = schedule.op(code), holders[schedule.op(reading).stage]
-        arrived = float(starts[reading])
-        yield Transfer(op, holders[op.stage], reader, sent, arrived, num_bytes)
+        sender = holders[op.stage]
+        times = next(sent[sender], float(end[code])), float(start[reading])
+        yield Transfer(op, sender, reader, *times, next(num_bytes[sender]))
 
 
 def measured_costs(timelines: Sequence[Timeline], expected: Costs | None = None) -> Costs:

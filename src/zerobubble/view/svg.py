@@ -128,9 +128,10 @@ class _Picture:
 
     @property
     def summary(self) -> str:
-        timeline = self.timeline
+        timeline, unit = self.timeline, f" {self.unit}" if self.unit else ""
         return (
-            f"span {timeline.span:.6g}{self.unit and ' '}{self.unit}, bubble {timeline.bubble:.1%}"
+            f"span {timeline.span:.6g}{unit}, bubble {timeline.bubble:.1%}, "
+            f"peak memory {timeline.peak_memory:.6g}"
         )
 
     def x(self, time: float) -> float:
@@ -174,7 +175,7 @@ class _Picture:
         )
         return (
             f"One row for each rank, time from left to right. {self.summary}, makespan "
-            f"{timeline.makespan:.6g}, peak memory {timeline.peak_memory:.6g}. "
+            f"{timeline.makespan:.6g}. "
             f"Idle: {', '.join(idle)}. Ops narrower than {_n(self.smallest)} px are gathered into "
             "bars as high as their share of the time."
         )
