@@ -120,6 +120,19 @@ def test_a_simulated_timeline_has_ops_messages_and_memory():
     ]
 
 
+def test_a_message_takes_the_time_of_its_boundary_in_either_direction():
+    costs = Costs.from_dict(
+        {"forward": 1, "backward_input": 1, "backward_weight": 1, "transfer": [2, 4]}, linear(3)
+    )
+    phases = check(simulate(build("1f1b", 3, 1), costs))
+    assert on_track(phases, 0, "sends") == [("activation of F0", 1000, 3000)]
+    assert on_track(phases, 1, "sends") == [
+        ("activation of F0", 4000, 8000),
+        ("gradient of BW0", 17000, 19000),
+    ]
+    assert on_track(phases, 1, "receives")[1] == ("gradient of BW0", 11000, 15000)
+
+
 def measured(host_shift=0.0, **changes):
     start = (np.array([0.25, 5.0]), np.array([1.5, 2.5, 4.5]))
     end = (np.array([1.0, 9.0]), np.array([2.5, 4.0, 7.5]))

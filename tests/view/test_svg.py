@@ -156,6 +156,20 @@ def test_ops_below_a_pixel_are_gathered_in_bars_of_their_share():
     assert set(areas) == {"url(#F0)", "url(#B0)", "url(#W0)"}
     for area in areas.values():
         assert area == pytest.approx(4 * 600 * scale * height, rel=0.01)
+    for rank in range(4):
+        check_stacked(root.find(f".//g[@id='rank{rank}']", NS), 34 + 30 * rank, height)
+
+
+def check_stacked(row, top, height):
+    """Find the bars of every cell standing on one another, from the floor of the row."""
+    floor = np.full(886, top + height, dtype=float)
+    for path in row.findall("path", NS):
+        bars = re.findall(r"M([\d.]+) ([\d.]+)h([\d.]+)v-([\d.]+)h-", path.get("d"))
+        for x, y, across, up in (map(float, bar) for bar in bars):
+            cells = slice(round(x - 58), round(x - 58 + across))
+            np.testing.assert_allclose(floor[cells], y, atol=0.011)
+            floor[cells] = y - up
+    assert floor.min() >= top - 0.2
 
 
 def test_the_file_stays_small_however_many_ops_there_are():
