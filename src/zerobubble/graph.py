@@ -49,6 +49,26 @@ def places(schedule: Schedule) -> tuple[Codes, Codes]:
     return ranks, indices
 
 
+def crossings(schedule: Schedule) -> tuple[Codes, Codes]:
+    """List the ops whose output travels to another rank, and the op that reads each of them.
+
+    They come in the order of the senders and, within a sender, of its ops.
+
+    >>> from zerobubble.ir import BW, F, linear
+    >>> orders = [[F(0, 0), BW(0, 0)], [F(1, 0), BW(1, 0)]]
+    >>> ops, readers = crossings(s := Schedule.from_ops("mine", linear(2), 1, orders))
+    >>> [(str(s.op(op)), str(s.op(reader))) for op, reader in zip(ops, readers, strict=True)]
+    [('F0 of stage 0', 'F0 of stage 1'), ('BW0 of stage 1', 'BW0 of stage 0')]
+    """
+    readers, _ = schedule.flat()
+    ops = producers(schedule)[readers]
+    ranks, indices = places(schedule)
+    crosses = (ops >= 0) & (ranks[ops] != ranks[readers])
+    ops, readers = ops[crosses], readers[crosses]
+    order = np.lexsort((indices[ops], ranks[ops]))
+    return ops[order], readers[order]
+
+
 def run_order(schedule: Schedule) -> Codes:
     """List all op codes in one order that obeys the rank orders and the data dependencies.
 

@@ -9,6 +9,8 @@ import time
 
 import pytest
 
+from zerobubble.formats.timeline import load
+
 KEYS = {"schedule", "validate", "span", "makespan", "measured", "ratio", "host_us_per_op"}
 QUICK = ("bench", "runtime", "-m", 3, "--costs", "1,1,1,0.5", "--steps", 2)
 
@@ -30,6 +32,24 @@ def test_json_has_a_row_for_each_schedule_and_way(zerobubble, monkeypatch, ranks
         expected = row["span"] if row["validate"] == "post" else row["makespan"]
         assert row["ratio"] == row["measured"] / expected
         assert row["span"] >= 9
+
+
+def test_out_receives_a_measured_timeline_for_each_line(zerobubble, refused, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    words = (*QUICK, "-p", 2, "--schedules", "1f1b,zb-auto:v=1,memory=2", "--validate=sync")
+    assert zerobubble(*words, "--out", "runs/bench").status == 0
+    for name in ("1f1b-sync", "zb-auto_v=1,memory=2-sync"):
+        run = load(f"runs/bench/{name}/timeline.json")
+        assert [step.number for step in run.steps] == [3, 4]
+        for timeline in (step.timeline for step in run.steps):
+            planned = run.costs.durations()
+            for order, start, end in zip(
+                run.schedule.orders, timeline.start, timeline.end, strict=True
+            ):
+                kinds, stages, _ = run.schedule.fields(order)
+                assert end - start == pytest.approx(planned[kinds, stages], rel=0.001)
+    message = "zerobubble bench: --out runs/bench exists: name a new folder"
+    assert refused(*words, "--out", "runs/bench") == message
 
 
 def test_text_has_a_line_for_each_schedule_within_the_memory(zerobubble):

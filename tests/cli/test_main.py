@@ -58,11 +58,11 @@ def test_version(zerobubble):
         ),
         (
             ["_arguments"],
-            "zerobubble _arguments: unknown command: the commands are bench, compare, frontier, ",
+            "zerobubble _arguments: unknown command: the commands are bench, compare, ",
         ),
         (
             ["--foo"],
-            "zerobubble --foo: unknown command: the commands are bench, compare, frontier, ",
+            "zerobubble --foo: unknown command: the commands are bench, compare, ",
         ),
         (["show"], "zerobubble show: missing SCHEDULE (see zerobubble show --help)"),
         (["list", "x"], "zerobubble list: unexpected argument 'x' (see zerobubble list --help)"),

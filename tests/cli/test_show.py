@@ -15,6 +15,7 @@ from zerobubble.formats.json import load, save
 from zerobubble.schedules import build
 from zerobubble.simulate import simulate
 from zerobubble.view.numbers import summarize
+from zerobubble.view.svg import draw_svg
 from zerobubble.view.text import draw
 
 SIZE = ("-p", 4, "-m", 8)
@@ -173,3 +174,11 @@ def test_any_words_resolve_or_are_refused(tmp_path, monkeypatch, spec, costs, ra
     with suppress(ZeroBubbleError):
         schedule, read = resolve(spec, ranks, 3, costs)
         assert schedule.num_stages == read.num_stages
+
+
+def test_svg_writes_the_picture(zerobubble, refused, tmp_path):
+    assert zerobubble("show", "zb-h1", *SIZE, "--svg", "picture.svg", "--json").status == 0
+    timeline = simulate(build("zb-h1", 4, 8), Costs.uniform(4))
+    assert (tmp_path / "picture.svg").read_text() == draw_svg(timeline)
+    message = refused("show", "zb-h1", *SIZE, "--svg", "no/where.svg")
+    assert message == "zerobubble show: cannot write no/where.svg: No such file or directory"

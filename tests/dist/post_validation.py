@@ -206,7 +206,7 @@ def train(rank, case, validate):
     learner = Learner(case, rank, pipe, opt)
     losses = [learner.step(step) for step in range(case.num_steps)]
     state = opt.state_dict()
-    recorded = {len(start) for start, _ in pipe._recorder.steps_ms()}
+    recorded = {len(step.start) for step in pipe.recorder.steps_ms()}
     assert recorded == {len(case.schedule.orders[rank])}, "marks of abandoned ops are dropped"
     return losses, learned(pipe, state), state["counters"] | {"grad_norm": str(opt.grad_norm)}
 

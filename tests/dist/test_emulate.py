@@ -72,3 +72,35 @@ def test_rank_0_gets_a_measurement_that_is_no_shorter_than_the_work():
         assert row.measured > 12
         assert row.host_us_per_op > 0
         assert row.ratio == row.measured / 28
+
+
+def recorded(rank, of_cases):
+    runs = []
+    for schedule, costs in of_cases:
+        device = Device(StandingHost())
+        pipe = Pipeline(emulated_stages(schedule, costs, device), schedule, emulated_loss)
+        batch = emulated_batch(schedule.num_microbatches)
+        pipe.step(batch, batch)
+        pipe.recorder.put_device_times(device.ops)
+        runs.append(pipe.measured_run(costs))
+    return runs
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+def test_a_recorded_run_lies_on_what_its_costs_promise(num_ranks):
+    schedules = [build(name, num_ranks, 2 * num_ranks) for name in ("1f1b", "zb-h1", "zb-v")]
+    of_cases = [(s, Costs.of_ranks(s.placement, 20, 19, 9, 1.5)) for s in schedules]
+    runs, *nothing = values(launch(recorded, num_ranks, of_cases))
+    assert nothing == [[None] * len(schedules)] * (num_ranks - 1)
+    for run, (schedule, costs) in zip(runs, of_cases, strict=True):
+        (step,) = run.steps
+        planned, measured = simulate(schedule, run.costs), step.timeline
+        assert run.costs.to_dict() == costs.to_dict()
+        assert measured.span == pytest.approx(planned.span, rel=0.001)
+        for rank in range(num_ranks):
+            np.testing.assert_allclose(measured.start[rank], planned.start[rank], atol=1e-6)
+            np.testing.assert_allclose(measured.end[rank], planned.end[rank], atol=1e-6)
+            assert (step.host_start[rank] != measured.start[rank]).any()
+        durations = {transfer.arrived - transfer.sent for transfer in step.transfers}
+        assert min(durations) == pytest.approx(1.5, abs=1e-6)
+        assert {transfer.num_bytes for transfer in step.transfers} == {16}

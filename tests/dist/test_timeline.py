@@ -1,16 +1,20 @@
 """Is the measured timeline the one that ran: its own schedule, without overlap, causes first?"""
 
 import time
+from unittest.mock import patch
 
 import numpy as np
 import pytest
+import torch
 
 from tests.dist import models
 from tests.dist.cases import placed
 from tests.dist.harness import launch, values
-from zerobubble import Pipeline, build
-from zerobubble.graph import producers
+from zerobubble import Costs, Pipeline, build
+from zerobubble.graph import places, producers
 from zerobubble.ir import Kind
+from zerobubble.runtime.clock import clock_offset_ms
+from zerobubble.runtime.transport import Transport
 
 
 SCHEDULES = {
@@ -32,7 +36,8 @@ def measure(rank, schedules):
         for _ in range(NUM_STEPS):
             pipe.step(*models.tokens(2 * schedule.num_microbatches))
         pipe.eval(*models.tokens(2 * schedule.num_microbatches))
-        found[key] = pipe.timelines(), pipe._recorder.steps_ms(), forwards
+        steps = [(step.start, step.end) for step in pipe.recorder.steps_ms()]
+        found[key] = pipe.timelines(), steps, forwards, pipe.measured_run()
     return found
 
 
@@ -87,7 +92,7 @@ def test_the_layers_run_between_start_and_end_of_their_forward(key, measured):
     schedule = SCHEDULES[key]
     m = schedule.num_microbatches
     for rank, order in enumerate(schedule.orders):
-        _, steps, forwards = measured[rank][key]
+        _, steps, forwards, _ = measured[rank][key]
         kinds, stages, _ = schedule.fields(order)
         for stage, noted in forwards.items():
             runs = np.array(noted).reshape(NUM_STEPS + 1, m, 2)[1:NUM_STEPS]  # the last is eval
@@ -98,14 +103,84 @@ def test_the_layers_run_between_start_and_end_of_their_forward(key, measured):
 
 
 @pytest.mark.parametrize("key", SCHEDULES)
-def test_alignment_moves_each_rank_as_a_whole(key, measured):
+def test_ranks_of_one_machine_keep_their_common_clock(key, measured):
     for step, timeline in enumerate(measured[0][key][0]):
-        moved = []
         for rank in range(3):
             start, end = measured[rank][key][1][step]
-            shift = timeline.start[rank] - start
-            np.testing.assert_allclose(shift, shift[0], atol=1e-6)
-            np.testing.assert_allclose(timeline.end[rank] - end, shift[0], atol=1e-6)
-            moved.append(shift[0])
-        # One clock runs for all three, so only half a round trip can set them apart.
-        assert max(moved) - min(moved) < 1000
+            origin = min(measured[r][key][1][step][0][0] for r in range(3))
+            np.testing.assert_allclose(timeline.start[rank], start - origin, atol=1e-6)
+            np.testing.assert_allclose(timeline.end[rank], end - origin, atol=1e-6)
+
+
+@pytest.mark.parametrize("key", SCHEDULES)
+def test_the_run_of_rank_0_has_the_numbers_of_its_steps_and_on_a_cpu_host_times_of_the_ops(
+    key, measured
+):
+    run = measured[0][key][3]
+    assert (run.schedule, run.costs) == (SCHEDULES[key], None)
+    assert [step.number for step in run.steps] == [2, 3]
+    for step, timeline in zip(run.steps, measured[0][key][0], strict=True):
+        for columns in zip(
+            (step.timeline.start, step.timeline.end, step.host_start, step.host_end),
+            (timeline.start, timeline.end, timeline.start, timeline.end),
+            strict=True,
+        ):
+            np.testing.assert_array_equal(*map(np.concatenate, columns))
+    assert [of_rank[key][3] for of_rank in measured[1:]] == [None, None]
+
+
+@pytest.mark.parametrize("key", SCHEDULES)
+def test_every_message_travels_from_the_end_of_its_op_to_the_start_of_the_one_that_reads_it(
+    key, measured
+):
+    schedule = SCHEDULES[key]
+    needs, (ranks, _) = producers(schedule), places(schedule)
+    for step in measured[0][key][3].steps:
+        start, end = np.full((2, schedule.num_codes), np.nan)
+        for rank, order in enumerate(schedule.orders):
+            start[order], end[order] = step.timeline.start[rank], step.timeline.end[rank]
+        expected = {
+            (int(needs[code]), int(ranks[needs[code]]), rank, start[code])
+            for rank, order in enumerate(schedule.orders)
+            for code in order.tolist()
+            if needs[code] >= 0 and ranks[needs[code]] != rank
+        }
+        found = {(schedule.code(t.op), t.sender, t.reader, t.arrived) for t in step.transfers}
+        assert found == expected
+        assert len(step.transfers) == len(expected)
+        for transfer in step.transfers:
+            assert end[schedule.code(transfer.op)] <= transfer.sent <= transfer.arrived
+            assert transfer.num_bytes == 2 * models.LENGTH * models.WIDTH * 4
+
+
+def record_a_range(rank, schedule):
+    """Record steps 2 and 3 of 5."""
+    layers = models.built(models.transformer())
+    pipe = Pipeline(layers, schedule, models.loss_fn, recorded_steps=range(2, 4))
+    for _ in range(5):
+        pipe.step(*models.tokens(2 * schedule.num_microbatches))
+    return pipe.measured_run(Costs.uniform(schedule.num_stages, f=2))
+
+
+def test_a_range_of_steps_is_recorded_beside_what_was_expected():
+    schedule = SCHEDULES["zb-h1"]
+    run, *others = values(launch(record_a_range, 3, schedule))
+    assert [step.number for step in run.steps] == [2, 3]
+    assert run.costs.forward.tolist() == [2.0] * 3
+    assert all(step.timeline.costs is run.costs for step in run.steps)
+    assert run.steps[0].timeline.makespan > 0
+    assert others == [None, None]
+
+
+def align(rank):
+    """Take the same clock for another one, a second ahead for each rank."""
+    name, now = f"clock {rank}", time.perf_counter_ns
+    with (
+        patch("zerobubble.runtime.clock._clock_name", lambda: name),
+        patch("time.perf_counter_ns", lambda: now() + rank * 10**9),
+    ):
+        return clock_offset_ms(Transport(torch.device("cpu"), 3))
+
+
+def test_clocks_of_different_machines_are_aligned_to_that_of_rank_0():
+    assert values(launch(align, 3)) == [0, pytest.approx(1000, abs=400), pytest.approx(2000, abs=400)]

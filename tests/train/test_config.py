@@ -72,6 +72,24 @@ def test_importing_the_configuration_leaves_torch_unimported():
         ),
         (lambda: ReportConfig(eval_every=0), "eval_every must be at least 1, not 0"),
         (lambda: ReportConfig(trace_steps=-1), "trace_steps must be at least 0, not -1"),
+        *(
+            (
+                lambda steps=steps: ReportConfig(trace_steps=steps),
+                f"trace_steps must be a number, or a range from 1 on like 5-7, not '{steps}'",
+            )
+            for steps in ("7-5", "0-2", "x", "5-", "-5", "5-7-9", "")
+        ),
+        (
+            lambda: TrainConfig(run=RunConfig(steps=6), report=ReportConfig(trace_steps="5-7")),
+            "trace_steps 5-7 goes beyond the 6 steps of the run: use numbers from 1 to 6",
+        ),
+        (
+            lambda: TrainConfig(
+                run=RunConfig(replan_after=9), report=ReportConfig(trace_steps="5-7")
+            ),
+            "trace_steps 5-7 excludes replan_after, which measures the steps before it: give the "
+            "number of last steps",
+        ),
         (
             lambda: TrainConfig(run=RunConfig(microbatches=4), data=DataConfig(batch_size=10)),
             "batch size 10 is not divisible by 4 microbatches: use 8 or 12",
@@ -86,6 +104,15 @@ def test_a_value_that_cannot_work_is_refused_in_one_line(make, message):
     with pytest.raises(UsageError) as refusal:
         make()
     assert str(refusal.value) == message
+
+
+@pytest.mark.parametrize(
+    ("trace_steps", "num_last", "chosen"),
+    [(0, 0, None), (3, 3, None), ("5-7", 0, range(5, 8)), ("6-6", 0, range(6, 7))],
+)
+def test_recorded_are_the_last_steps_or_chosen_ones(trace_steps, num_last, chosen):
+    config = ReportConfig(trace_steps=trace_steps)
+    assert (config.num_last_steps, config.chosen_steps) == (num_last, chosen)
 
 
 @pytest.mark.parametrize(

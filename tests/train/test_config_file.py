@@ -45,6 +45,7 @@ def configs(draw):
             "source": st.just(""),  # the shape of another model is its own
         },
         "data": {"batch_size": st.just(microbatches * size)},
+        "report": {"trace_steps": st.integers(0, 9) | st.just("1-1")},
     }
     return TrainConfig(
         **{

@@ -11,6 +11,7 @@ import torch
 import zerobubble as zb
 from zerobubble.cli import main
 from zerobubble.formats.json import load
+from zerobubble.formats.timeline import load as load_measured
 from zerobubble.train.config import TrainConfig
 from zerobubble.train.config_file import from_toml
 from zerobubble.train.forecast import forecast_costs
@@ -65,14 +66,21 @@ def test_the_run_folder_holds_the_resolved_configuration_and_the_schedule(run: P
 
 
 def test_the_timeline_of_the_last_steps_covers_every_op(run: Path) -> None:
-    timeline = json.loads((run / "timeline.json").read_text())
-    assert timeline["format"] == "zerobubble-timeline"
-    assert len(timeline["steps"]) == 2
-    for step in timeline["steps"]:
-        start, end = np.array(step["start"][0]), np.array(step["end"][0])
-        assert len(start) == len(end) == len(timeline["schedule"]["orders"][0]) == 6
-        assert (start <= end).all()
-        assert (end[:-1] <= start[1:]).all()
+    measured = load_measured(run / "timeline.json")
+    assert (measured.schedule, measured.costs) == (load(run / "schedule.json"), None)
+    assert [step.number for step in measured.steps] == [11, 12]
+    for step in measured.steps:
+        (start,), (end,) = step.timeline.start, step.timeline.end
+        assert len(start) == len(end) == 6
+        assert (start < end).all()
+
+
+def test_chosen_steps_are_recorded(run: Path, tmp_path: Path) -> None:
+    text, out = str(run.parent / "text.txt"), str(tmp_path / "out")
+    chosen = ["--trace-steps", "3-4", "--paths", text, "--out", out]
+    assert main(["train", *TINY, *chosen]) == 0
+    measured = load_measured(tmp_path / "out" / "timeline.json")
+    assert [step.number for step in measured.steps] == [3, 4]
 
 
 def test_the_same_seed_gives_the_same_losses_and_another_seed_others(

@@ -83,4 +83,8 @@ Out = Annotated[
     Union[None, str], arg(name="out", metavar="FILE", help="write the schedule as JSON")
 ]
 
+Svg = Annotated[
+    Union[None, str], arg(name="svg", metavar="FILE", help="write the timeline as an SVG picture")
+]
+
 UNIT_COSTS = "1,1,1,0"

@@ -155,7 +155,7 @@ def _looks_like_a_file(text: str) -> bool:
         return True
     try:
         return Path(text).is_file()
-    except ValueError:
+    except (OSError, ValueError):
         return False
 
 

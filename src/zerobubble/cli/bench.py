@@ -3,8 +3,10 @@
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Annotated, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, Union
 
 from tyro.conf import arg
 
@@ -19,7 +21,9 @@ from zerobubble.cli._resolve import (
 )
 from zerobubble.costs import Costs
 from zerobubble.errors import UsageError
+from zerobubble.formats.timeline import save
 from zerobubble.ir import Schedule
+from zerobubble.measured import MeasuredRun
 from zerobubble.search import search
 from zerobubble.simulate import simulate
 from zerobubble.verify import verify
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
 _SEARCH = "search"
 _SCHEDULES = f"1f1b,zb-h1,zb-h2,zb-v,v-half,interleaved:v=2,{_SEARCH}"
 _NEXT_SCHEDULE = re.compile(r",(?!\w+=)")  # in zb-auto:v=1,memory=3 the comma belongs to the name
+_NOT_IN_NAMES = re.compile(r"[^\w.=,-]+")
 _LONGEST_S = 3600.0
 _COLUMNS = ("schedule", "validate", "span", "makespan", "measured", "ratio", "host us/op")
 _LINE = "{:20} {:8} {:>10} {:>10} {:>10} {:>7} {:>10}"
@@ -61,6 +66,13 @@ class Bench:
         Literal["post", "sync", "both"], arg(help="how the optimizer learns of the norm")
     ] = "both"
     json: Json = False
+    out: Annotated[
+        Union[None, str],  # noqa: UP007, RUF036 (as in _arguments)
+        arg(
+            metavar="FOLDER",
+            help="new folder for the measured timelines: one folder for each line of the table",
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -80,9 +92,11 @@ def run(argv: Sequence[str]) -> int:
     for schedule, costs in chosen:
         _require_short(schedule, costs)
     ways = ("post", "sync") if asked.validate == "both" else (asked.validate,)
+    if asked.out is not None:
+        _make(Path(asked.out))
     if not asked.json:
         print(_LINE.format(*_COLUMNS).rstrip(), flush=True)
-    work = _Work(chosen, ways, asked.steps, asked.json)
+    work = _Work(chosen, ways, asked.steps, asked.json, asked.out)
     rows = work.here() if ranks == 1 else work.on_ranks(ranks)
     if asked.json:
         print_json({"rows": [asdict(row) | {"ratio": row.ratio} for row in rows]})
@@ -104,6 +118,21 @@ def _choose(spec: str, asked: Bench) -> tuple[Schedule, Costs]:
     return found.schedule.renamed(_SEARCH), found.timeline.costs
 
 
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        raise UsageError(f"--out {folder} exists: name a new folder") from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot make the folder {folder}: {error}") from None
+
+
+def _keep(folder: Path, measured: MeasuredRun) -> None:
+    """Write what was measured into its own folder, which ``view`` and ``export`` take."""
+    folder.mkdir()
+    save(measured, folder / "timeline.json")
+
+
 def _require_short(schedule: Schedule, costs: Costs) -> None:
     seconds = simulate(schedule, costs).makespan / 1e3
     if not seconds <= _LONGEST_S:
@@ -121,6 +150,7 @@ class _Work:
     ways: Sequence[str]
     num_steps: int
     is_silent: bool
+    out: str | None
 
     def here(self) -> "list[Measurement]":
         """Measure on this rank; rank 0 gets the rows and prints them."""
@@ -128,12 +158,17 @@ class _Work:
 
         rows = []
         for (schedule, costs), validate in product(self.chosen, self.ways):
-            row = measure(schedule, costs, validate, self.num_steps)
+            keep = self.out and partial(_keep, self._folder(schedule.name, validate))
+            row = measure(schedule, costs, validate, self.num_steps, keep or None)
             if row is not None:
                 rows.append(row)
                 if not self.is_silent:
                     print(_text(row), flush=True)
         return rows
+
+    def _folder(self, name: str, validate: str) -> Path:
+        assert self.out is not None
+        return Path(self.out) / f"{_NOT_IN_NAMES.sub('_', name)}-{validate}"
 
     def on_ranks(self, num_ranks: int) -> "list[Measurement]":
         """Measure in one process for each rank; return the rows of rank 0."""

@@ -12,13 +12,16 @@ from zerobubble.cli._arguments import (
     Out,
     Ranks,
     Spec,
+    Svg,
 )
 from zerobubble.cli._parse import parse
 from zerobubble.cli._report import print_json, print_timeline, row
 from zerobubble.cli._resolve import read_memory, resolve
 from zerobubble.formats.json import save
+from zerobubble.formats.reading import write_text
 from zerobubble.simulate import simulate
 from zerobubble.verify import verify
+from zerobubble.view.svg import draw_svg
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class Show:
     memory: MemoryFlag = None
     json: Json = False
     out: Out = None
+    svg: Svg = None
 
 
 def run(argv: Sequence[str]) -> int:
@@ -42,6 +46,8 @@ def run(argv: Sequence[str]) -> int:
     timeline = simulate(schedule, costs)
     if asked.out is not None:
         save(schedule, asked.out)
+    if asked.svg is not None:
+        write_text(asked.svg, draw_svg(timeline))
     if asked.json:
         print_json(row(timeline))
     else:

@@ -131,7 +131,7 @@ def _checked_keys(value: Any) -> dict[str, Any]:
 
 
 def _plan(values: dict[str, Any]) -> Plan:
-    schedule = schedules.from_value(values["schedule"])
+    schedule = schedules.read_value(values["schedule"])
     costs = Costs.from_dict(_object("costs", values["costs"]), schedule.placement)
     verify(schedule, costs)
     return Plan(

@@ -1,5 +1,6 @@
 """What travels between two stages? Tensors, and a layout that puts them back together."""
 
+import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -26,6 +27,11 @@ class TensorSpec:
     def __str__(self) -> str:
         gradient = " with gradient" if self.requires_grad else ""
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}{gradient}"
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of a tensor of this shape and dtype."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def allocate(self, device: torch.device) -> Tensor:
         """Make an uninitialised tensor of this shape and dtype."""

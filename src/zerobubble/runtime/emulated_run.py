@@ -1,7 +1,7 @@
 """How long does a step of emulated stages take, beside the same step on paper?"""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +9,7 @@ import torch
 
 from zerobubble.costs import Costs
 from zerobubble.ir import Schedule
+from zerobubble.measured import MeasuredRun
 from zerobubble.runtime.emulate import (
     Device,
     MonotonicHost,
@@ -51,7 +52,13 @@ class Measurement:
         return self.measured / expected if expected > 0 else None
 
 
-def measure(schedule: Schedule, costs: Costs, validate: str, num_steps: int) -> Measurement | None:
+def measure(
+    schedule: Schedule,
+    costs: Costs,
+    validate: str,
+    num_steps: int,
+    keep: Callable[[MeasuredRun], None] | None = None,
+) -> Measurement | None:
     """Run emulated steps on this rank after a few to warm up; rank 0 gets the figures of all.
 
     Args:
@@ -59,6 +66,8 @@ def measure(schedule: Schedule, costs: Costs, validate: str, num_steps: int) -> 
         costs: of its stages, in milliseconds.
         validate: ``post`` or ``sync``, as for ``Pipeline.optimizer``.
         num_steps: how many steps are measured.
+        keep: takes these steps on rank 0, with the times of the device clock, beside the costs; all
+            ranks give something, or none does.
 
     Raises:
         UsageError: the costs are for another number of stages.
@@ -68,9 +77,14 @@ def measure(schedule: Schedule, costs: Costs, validate: str, num_steps: int) -> 
     device = Device(MonotonicHost())
     timeout = _SILENCE_S + 2 * expected.makespan / 1e3
     stages = emulated_stages(schedule, costs, device)
-    pipe = Pipeline(stages, schedule, emulated_loss, timeout=timeout)
+    num_recorded = 0 if keep is None else num_steps
+    pipe = Pipeline(
+        stages, schedule, emulated_loss, timeout=timeout, num_recorded_steps=num_recorded
+    )
     pipe.transport.on_wait = device.waited
     marks = _run(pipe, device, validate, num_steps)
+    if keep is not None and (run := pipe.measured_run(costs)) is not None:
+        keep(run)
     gathered = pipe.transport.gather_object(marks)
     if gathered is None:
         return None
@@ -97,6 +111,7 @@ def _run(
         if number >= _NUM_WARM_UP:
             marks.append(_mark(device))
         pipe.step(batch, batch)
+        pipe.recorder.put_device_times(device.ops)
         optimizer.step()
         device.ops.clear()
     marks.append(_mark(device))

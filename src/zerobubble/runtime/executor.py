@@ -55,8 +55,11 @@ class Executor:
         self._is_refuted = False
         first = len(program.to_validation)
         calls = [(i, self._bind(i, stages)) for i in program.instructions]
-        self._to_validation, self._rest = calls[:first], calls[first:]
+        self._plain = calls[:first], calls[first:]
+        recorded = [(i, self._recorded(i, call)) for i, call in calls]
+        self._timed = recorded[:first], recorded[first:]
         self._retreat = [(i, self._bind(i, stages)) for i in program.retreat]
+        self._sent = [op for action, op, _ in program.instructions if action is Action.SEND]
 
     def _bind(self, instruction: Instruction, stages: Mapping[int, Stage]) -> Call:
         action, op, _ = instruction
@@ -66,10 +69,14 @@ class Executor:
             return self._validate
         if action is not Action.RUN:
             return self.messages.bind(instruction)
-        run = _method(stages[op.stage], op)
-        if self.recorder is None:
-            return partial(run, op.microbatch)
-        return partial(self.recorder.run, run, op.microbatch)
+        return partial(_method(stages[op.stage], op), op.microbatch)
+
+    def _recorded(self, instruction: Instruction, call: Call) -> Call:
+        """Give the call that also records when the instruction is carried out."""
+        if self.recorder is None or instruction.action not in (Action.RUN, Action.SEND):
+            return call
+        record = self.recorder.run if instruction.action is Action.RUN else self.recorder.send
+        return partial(record, call)
 
     def run(self, step: int) -> None:
         """Execute the program once, with a second beginning if the first one is refuted.
@@ -77,16 +84,20 @@ class Executor:
         Raises:
             PipelineError: an instruction failed, here or on the rank it waits for.
         """
-        if self.recorder is not None:
-            self.recorder.begin_step()
-        self._execute(self._to_validation, step)
+        recorder = self.recorder
+        if recorder is not None and not recorder.begin_step(step):
+            recorder = None
+        to_validation, rest = self._plain if recorder is None else self._timed
+        self._execute(to_validation, step)
         if self._is_refuted:
             self._execute(self._retreat, step)
             self.owner.begin_again()
-            if self.recorder is not None:
-                self.recorder.begin_again()
-            self._execute(self._to_validation, step)
-        self._execute(self._rest, step)
+            if recorder is not None:
+                recorder.begin_again()
+            self._execute(to_validation, step)
+        self._execute(rest, step)
+        if recorder is not None:
+            recorder.end_step(self.messages.sizes_of(self._sent))
 
     def _execute(self, calls: Iterable[tuple[Instruction, Call]], step: int) -> None:
         instruction = None

@@ -8,7 +8,7 @@ belong to.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -112,6 +112,10 @@ class Messages:
         """Note after a step that its layouts are known."""
         self._layouts.sizes.update(self._sizes)
 
+    def sizes_of(self, ops: Sequence[Op]) -> Callable[[], list[int]]:
+        """Give the call that tells how many bytes the messages of this step with these ops have."""
+        return partial(_sizes, self._layouts, self._sizes, ops)
+
     def _key(self, message: _Message) -> tuple[int, int]:
         return message.boundary, self._sizes[message.op.microbatch]
 
@@ -204,3 +208,13 @@ class Messages:
         """Forget all messages of the step."""
         for held in (self._posted, self._sent, self._postponed):
             held.clear()
+
+
+def _sizes(layouts: Layouts, samples: Sequence[int], ops: Sequence[Op]) -> list[int]:
+    sizes = []
+    for kind, stage, microbatch in ops:
+        boundary = stage if kind is Kind.F else stage - 1
+        layout = layouts.of_output[boundary, samples[microbatch]]
+        specs = layout.tensors if kind is Kind.F else layout.gradients
+        sizes.append(sum(spec.num_bytes for spec in specs))
+    return sizes

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from zerobubble.autograd import ready_to_defer
+from zerobubble.costs import Costs
 from zerobubble.errors import PipelineError, UsageError
 from zerobubble.ir import Schedule
 from zerobubble.lower import Program, lower
+from zerobubble.measured import MeasuredRun
 from zerobubble.plan.data import Plan
 from zerobubble.runtime.agreement import Agreement, must_be_the_same
 from zerobubble.runtime.beginning import Beginning
@@ -32,7 +34,7 @@ from zerobubble.runtime.randomness import Randomness
 from zerobubble.runtime.running import Running, pairs
 from zerobubble.runtime.stage import LossFunction, Stage
 from zerobubble.runtime.tied import TiedParameters, refuse_shared
-from zerobubble.runtime.trace import Recorder, gather_timelines
+from zerobubble.runtime.trace import Recorder, gather_run
 from zerobubble.runtime.transport import Transport
 from zerobubble.runtime.watch import watch
 from zerobubble.simulate import Timeline
@@ -60,7 +62,8 @@ class Pipeline:
         autocast: dtype of mixed precision, such as ``torch.bfloat16``; None for none.
         timeout: how many seconds a rank waits for another before all end; the error names who has
             been at work for the longest.
-        num_recorded_steps: of how many last steps ``timelines`` tells.
+        num_recorded_steps: of how many last steps ``timelines`` and ``measured_run`` tell.
+        recorded_steps: the numbers of the steps of which they tell instead; the first step is 1.
 
     Raises:
         UsageError: layers, stages, ranks or devices do not fit together.
@@ -91,6 +94,7 @@ class Pipeline:
         autocast: torch.dtype | None = None,
         timeout: float = 600.0,
         num_recorded_steps: int = 1,
+        recorded_steps: range | None = None,
     ) -> None:
         if loss_reduction not in ("mean", "sum"):
             raise UsageError(f"loss_reduction must be 'mean' or 'sum', not {loss_reduction!r}")
@@ -103,7 +107,8 @@ class Pipeline:
         self.rank = self._transport.rank
         refuse_shared(given.layers, self.layers_of_stage, placement)
         self.ledger = Ledger()
-        self._recorder = Recorder(self.device, num_recorded_steps)
+        steps = num_recorded_steps if recorded_steps is None else recorded_steps
+        self._recorder = Recorder(self.device, steps)
         self._randomness = Randomness(seed, self.device)
         # Ranks in the order of their first stages: messages along it meet only who is ahead.
         self._chain = list(dict.fromkeys(placement.stage_to_rank))
@@ -185,6 +190,11 @@ class Pipeline:
     def transport(self) -> Transport:
         """The connections of this rank to the others."""
         return self._transport
+
+    @property
+    def recorder(self) -> Recorder:
+        """What notes when the ops and sends of this rank happen."""
+        return self._recorder
 
     def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
         """List this rank's parameters under their names in the whole model, in its order.
@@ -332,8 +342,25 @@ class Pipeline:
 
         Times are in milliseconds. All ranks must call this together.
         """
+        run = self.measured_run()
+        return [] if run is None else [step.timeline for step in run.steps]
+
+    def measured_run(self, expected_costs: Costs | None = None) -> MeasuredRun | None:
+        """Gather the recorded steps with their transfers on rank 0; None on other ranks.
+
+        All ranks must call this together.
+
+        Args:
+            expected_costs: with times in ms, to be told beside what was measured; the memory curves
+                of the timelines are in their unit.
+
+        Raises:
+            UsageError: the costs are for another number of stages.
+        """
+        if expected_costs is not None:
+            expected_costs.require_stages(self.schedule.num_stages, "the pipeline")
         with naming_the_cause(self.rank, "gathering of timelines"):
-            return gather_timelines(self._recorder, self.schedule, self._transport)
+            return gather_run(self._recorder, self.schedule, self._transport, expected_costs)
 
     def _run(
         self, executor: Executor, x: Any, y: Any, keywords: Mapping[str, Any], purpose: str

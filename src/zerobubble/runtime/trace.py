@@ -1,131 +1,197 @@
-"""When did every op really run? Recorded on each rank, gathered into measured timelines."""
+"""When did every op and every send really happen? Recorded on each rank, gathered into one run."""
 
-import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from zerobubble.costs import Costs, Floats
+from zerobubble.graph import crossings
 from zerobubble.ir import Kind, Schedule
+from zerobubble.measured import MeasuredRun, MeasuredStep, Transfer
+from zerobubble.runtime.clock import Clock, EventClock, HostClock, clock_offset_ms
 from zerobubble.runtime.transport import Transport
 from zerobubble.simulate import Timeline
 
-_NUM_PINGS = 5
+Call = Callable[[], object]
 
 
-Mark = int | torch.cuda.Event
+class RecordedStep(NamedTuple):
+    """What one rank noted in one step, in ms of its own clock.
+
+    Attributes:
+        number: of the step.
+        start: of every op on the device, in the rank's order.
+        end: likewise.
+        host_start: likewise on the host.
+        host_end: likewise.
+        sent: when every message to another rank was sent, in the order of the ops they come from;
+            empty where it leaves at the end of its op.
+        num_bytes: likewise how large it was.
+    """
+
+    number: int
+    start: Floats
+    end: Floats
+    host_start: Floats
+    host_end: Floats
+    sent: Floats
+    num_bytes: list[int]
+
+
+@dataclass
+class _Noted:
+    """The marks of a step: two for each op, one for each message that it sends."""
+
+    number: int
+    of_ops: list[Any] = field(default_factory=list)
+    of_sends: list[Any] = field(default_factory=list)
+    sizes: Callable[[], list[int]] = list
+    device_ops: Floats | None = None
 
 
 class Recorder:
-    """Records the start and end of every op of the last steps on one rank.
+    """Records on one rank when the ops and sends of some steps happen.
 
-    On CUDA the times are those of the device, taken with events, and nothing waits for them until
-    they are read.
+    A mark costs the hot path a reading of the clock and an addition to a list, on CUDA an event.
+    All else is done when the steps are read or, where a range of steps was chosen, after its end.
+
+    Args:
+        device: on which the ops run.
+        steps: of how many last steps to tell, or the numbers of the steps.
     """
 
-    def __init__(self, device: torch.device, num_steps: int) -> None:
-        self._mark: Callable[[], Mark] = time.perf_counter_ns
-        if device.type == "cuda":
-            self._mark = _record_event
-        self._marks: list[Mark] = []
-        self._steps: deque[tuple[int, Mark, list[Mark]]] = deque(maxlen=num_steps)
+    def __init__(self, device: torch.device, steps: int | range) -> None:
+        self.steps = steps
+        self._clock: Clock = EventClock() if device.type == "cuda" else HostClock()
+        self._mark = self._clock.mark
+        num_steps = steps if isinstance(steps, int) else len(steps)
+        self._noted: deque[_Noted] = deque(maxlen=num_steps)
+        self._read: deque[RecordedStep] = deque(maxlen=num_steps)
+        self._now: _Noted = _Noted(0)
 
     def clear(self) -> None:
         """Forget all steps."""
-        self._steps.clear()
+        self._noted.clear()
+        self._read.clear()
 
-    def begin_step(self) -> None:
-        """Start to record a new step."""
-        self._marks = []
-        self._steps.append((time.perf_counter_ns(), self._mark(), self._marks))
+    def begin_step(self, number: int) -> bool:
+        """Begin a step; say whether it is to be recorded."""
+        if isinstance(self.steps, range):
+            if number == self.steps.stop:
+                self.steps_ms()  # as long as the clocks of host and device agree
+            is_wanted = number in self.steps
+        else:
+            is_wanted = self.steps > 0
+        if is_wanted:
+            self._now = _Noted(number)
+        return is_wanted
 
     def begin_again(self) -> None:
-        """Forget the ops of this step that ran so far."""
-        self._marks.clear()
+        """Forget what happened in this step so far."""
+        self._now.of_ops.clear()
+        self._now.of_sends.clear()
 
-    def run(self, op: Callable[[int], None], microbatch: int) -> None:
-        """Run an op and record its start and end."""
-        self._marks.append(self._mark())
-        op(microbatch)
-        self._marks.append(self._mark())
+    def end_step(self, sizes: Callable[[], list[int]]) -> None:
+        """Keep the step; ``sizes`` tells the bytes of all its messages when asked."""
+        self._now.sizes = sizes
+        self._noted.append(self._now)
 
-    def steps_ms(self) -> list[tuple[Floats, Floats]]:
-        """Give starts and ends in milliseconds of this rank's clock, one pair for each step."""
-        return [_split(_to_ms(*step)) for step in self._steps]
+    def run(self, op: Call) -> None:
+        """Run an op, and mark its start and its end."""
+        marks, mark = self._now.of_ops, self._mark
+        marks.append(mark())
+        op()
+        marks.append(mark())
+
+    def send(self, send: Call) -> None:
+        """Mark that a message is sent now, and send it."""
+        self._now.of_sends.append(self._mark())
+        send()
+
+    def put_device_times(self, ops: Sequence[tuple[float, float]]) -> None:
+        """Take the last step's times of an emulated device: start and end of every op, in ms.
+
+        Its messages leave at the ends of their ops, however late the host is.
+        """
+        if self._noted:
+            last = self._noted[-1]
+            last.device_ops = np.array(ops[-len(last.of_ops) // 2 :])
+            last.of_sends.clear()
+
+    def steps_ms(self) -> list[RecordedStep]:
+        """Give the recorded steps in the order in which they ran."""
+        self._read.extend(map(self._in_ms, self._noted))
+        self._noted.clear()
+        return list(self._read)
+
+    def _in_ms(self, noted: _Noted) -> RecordedStep:
+        num_marks = len(noted.of_ops)
+        all_device_ms = self._clock.device_ms(noted.of_ops + noted.of_sends)
+        device, sent = np.split(all_device_ms, [num_marks])
+        if noted.device_ops is not None:
+            device = noted.device_ops.reshape(-1)
+        host = self._clock.host_ms(noted.of_ops)
+        times = (device[0::2], device[1::2], host[0::2], host[1::2])
+        return RecordedStep(noted.number, *times, sent, noted.sizes())
 
 
-def _record_event() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record()
-    return event
+def gather_run(
+    recorder: Recorder, schedule: Schedule, transport: Transport, expected: Costs | None
+) -> MeasuredRun | None:
+    """Collect the recorded steps of all ranks on rank 0; the others get None.
 
-
-def _to_ms(host_ns: int, origin: Mark, marks: list[Mark]) -> Floats:
-    if isinstance(origin, int):
-        return np.asarray(marks, dtype=np.float64) / 1e6
-    torch.cuda.synchronize()
-    events = [mark for mark in marks if isinstance(mark, torch.cuda.Event)]
-    return np.array([host_ns / 1e6 + origin.elapsed_time(event) for event in events])
-
-
-def _split(marks: Floats) -> tuple[Floats, Floats]:
-    return marks[0::2], marks[1::2]
-
-
-def gather_timelines(
-    recorder: Recorder, schedule: Schedule, transport: Transport
-) -> list[Timeline]:
-    """Collect the recorded steps of all ranks as timelines on rank 0; the others get none.
-
-    Times are in milliseconds, 0 at the first op of each step; the clocks of the ranks are aligned
-    to within half of a message's round trip. All ranks must call this together.
+    Times are in ms, 0 at the first op of each step. The clocks of ranks on different machines are
+    aligned to within half of a message's round trip. All ranks must call this together.
     """
-    offset_ms = _clock_offset_ms(transport)
-    steps = [(start - offset_ms, end - offset_ms) for start, end in recorder.steps_ms()]
-    gathered = transport.gather_object(steps)
+    offset_ms = clock_offset_ms(transport)
+    gathered = transport.gather_object([_earlier(step, offset_ms) for step in recorder.steps_ms()])
     if gathered is None:
-        return []
-    return [_timeline(schedule, of_ranks) for of_ranks in zip(*gathered, strict=False)]
+        return None
+    steps = [_step(schedule, of_ranks, expected) for of_ranks in zip(*gathered, strict=False)]
+    return MeasuredRun(schedule, expected, tuple(steps))
 
 
-def _timeline(schedule: Schedule, of_ranks: tuple[tuple[Floats, Floats], ...]) -> Timeline:
-    origin = min((float(start[0]) for start, _ in of_ranks if len(start)), default=0.0)
-    costs = Costs.of_ranks(schedule.placement)
-    starts, ends = zip(*of_ranks, strict=True)
-    return Timeline(
-        schedule,
-        costs,
-        tuple(start - origin for start in starts),
-        tuple(end - origin for end in ends),
+def _earlier(step: RecordedStep, ms: float) -> RecordedStep:
+    sides = ("start", "end", "host_start", "host_end", "sent")
+    return step._replace(**{side: getattr(step, side) - ms for side in sides})
+
+
+def _step(
+    schedule: Schedule, of_ranks: Sequence[RecordedStep], expected: Costs | None
+) -> MeasuredStep:
+    origin = min((float(step.start[0]) for step in of_ranks if len(step.start)), default=0.0)
+    steps = [_earlier(step, origin) for step in of_ranks]
+    start, end, host_start, host_end = (
+        tuple(getattr(step, side) for step in steps)
+        for side in ("start", "end", "host_start", "host_end")
     )
+    costs = expected or Costs.of_ranks(schedule.placement)
+    timeline = Timeline(schedule, costs, start, end)
+    transfers = tuple(_transfers(timeline, steps))
+    return MeasuredStep(steps[0].number, timeline, host_start, host_end, transfers)
 
 
-def _clock_offset_ms(transport: Transport) -> float:
-    """Say how far this rank's clock is ahead of rank 0's, from the fastest of a few round trips."""
-    offset = 0.0
-    for rank in range(1, transport.num_ranks):
-        if transport.rank == 0:
-            transport.send_object(_fastest_ping(transport, rank), rank)
-        elif transport.rank == rank:
-            for _ in range(_NUM_PINGS):
-                transport.receive_object(0)
-                transport.send_object(time.perf_counter_ns(), 0)
-            offset = float(transport.receive_object(0))
-    transport.flush()
-    return offset
+def _transfers(timeline: Timeline, of_ranks: Sequence[RecordedStep]) -> Iterator[Transfer]:
+    """Pair what the senders noted with the ops that read it.
 
-
-def _fastest_ping(transport: Transport, rank: int) -> float:
-    trips: list[tuple[int, float]] = []
-    for _ in range(_NUM_PINGS):
-        asked = time.perf_counter_ns()
-        transport.send_object(None, rank)
-        theirs = transport.receive_object(rank)
-        answered = time.perf_counter_ns()
-        trips.append((answered - asked, (theirs - (asked + answered) / 2) / 1e6))
-    return min(trips)[1]
+    A rank waits for a message right before the op that reads it, which therefore starts as soon as
+    that wait is over.
+    """
+    schedule, holders = timeline.schedule, timeline.schedule.placement.stage_to_rank
+    start, end = np.zeros((2, schedule.num_codes))
+    for rank, order in enumerate(schedule.orders):
+        start[order], end[order] = timeline.start[rank], timeline.end[rank]
+    sent = [iter(step.sent.tolist()) for step in of_ranks]
+    num_bytes = [iter(step.num_bytes) for step in of_ranks]
+    for code, reading in zip(*crossings(schedule), strict=True):
+        op, reader = schedule.op(code), holders[schedule.op(reading).stage]
+        sender = holders[op.stage]
+        times = next(sent[sender], float(end[code])), float(start[reading])
+        yield Transfer(op, sender, reader, *times, next(num_bytes[sender]))
 
 
 def measured_costs(timelines: Sequence[Timeline], expected: Costs | None = None) -> Costs:

@@ -13,7 +13,7 @@ from typing import Annotated, Literal, get_args
 from tyro.conf import arg
 
 from zerobubble.errors import UsageError
-from zerobubble.train.rules import nearest_multiples, require, require_one_of
+from zerobubble.train.rules import nearest_multiples, read_range, require, require_one_of
 
 VOCABULARY = 256
 Device = Literal["cpu", "cuda"]
@@ -159,12 +159,23 @@ class ReportConfig:
     """Steps between two evaluations on the held-back text."""
     eval_batches: int = 8
     """Number of batches in one evaluation."""
-    trace_steps: int = 3
-    """Number of steps at the end whose timeline is recorded."""
+    trace_steps: int | str = 3
+    """Steps whose timeline is recorded: so many at the end, or a range such as 5-7, from 1."""
 
     def __post_init__(self) -> None:
         require(self, "at least 1", "eval_every", "eval_batches")
-        require(self, "at least 0", "trace_steps")
+        if self.chosen_steps is None:
+            require(self, "at least 0", "trace_steps")
+
+    @property
+    def chosen_steps(self) -> range | None:
+        """The numbers of the steps to record; None if they are the last ones."""
+        return read_range("trace_steps", self.trace_steps)
+
+    @property
+    def num_last_steps(self) -> int:
+        """How many steps at the end to record; 0 if others are chosen."""
+        return self.trace_steps if isinstance(self.trace_steps, int) else 0
 
 
 @dataclass(frozen=True)
@@ -183,4 +194,15 @@ class TrainConfig:
             raise UsageError(
                 f"batch size {size} is not divisible by {count} microbatches: "
                 f"use {nearest_multiples(size, count)}"
+            )
+        chosen, num_steps = self.report.chosen_steps, self.run.steps
+        if chosen and chosen.stop > num_steps + 1:
+            raise UsageError(
+                f"trace_steps {self.report.trace_steps} goes beyond the {num_steps} steps of the "
+                f"run: use numbers from 1 to {num_steps}"
+            )
+        if chosen and self.run.replan_after:
+            raise UsageError(
+                f"trace_steps {self.report.trace_steps} excludes replan_after, which measures the "
+                "steps before it: give the number of last steps"
             )

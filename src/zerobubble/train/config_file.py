@@ -9,7 +9,7 @@ import json
 import tomllib
 from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
-from typing import Any, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from zerobubble.errors import UsageError
 from zerobubble.train.config import TrainConfig
@@ -86,6 +86,8 @@ def _typed(key: str, value: object, expected: Any) -> object:
         if isinstance(value, list) and all(isinstance(item, str) for item in value):
             return tuple(value)
         raise UsageError(f"{key} must be an array of strings, not {_written(value)}")
+    if type(value) in get_args(expected):
+        return value
     # A Literal is a string whose choices the section checks itself.
     kind = expected if isinstance(expected, type) else str
     if type(value) is not kind:

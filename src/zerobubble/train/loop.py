@@ -71,7 +71,8 @@ def build_pipeline(config: TrainConfig, schedule: Schedule | Plan, model: Layere
         seed=config.run.seed,
         autocast=torch.bfloat16 if config.run.precision == "bf16" else None,
         timeout=config.run.timeout_s,
-        num_recorded_steps=max(config.report.trace_steps, _replanning_steps(config)),
+        num_recorded_steps=max(config.report.num_last_steps, _replanning_steps(config)),
+        recorded_steps=config.report.chosen_steps,
     )
 
 
@@ -111,6 +112,7 @@ def _run(
     The metrics of a step are written when its outcome is known, without waiting for it.
     """
     unwritten: dict[str, float] = {}
+    costs = None if plan is None else plan.costs
     evaluated = _evaluate(config, data, pipe)
     if report:
         report.evaluated(0, evaluated)
@@ -138,14 +140,17 @@ def _run(
         if step + 1 == config.run.replan_after:
             found = _replan(config, pipe, plan)
             if report and folder and found:
+                costs = found.costs if plan else None
                 report.replanned(step + 1, found)
                 folder.add_schedule(found.after.schedule, step + 1)
     optimizer.synchronize()
     _write(unwritten, optimizer, folder)
-    timelines = pipe.timelines()[-config.report.trace_steps :] if config.report.trace_steps else []
-    if report and folder:
-        folder.write_timelines(timelines)
-        report.end(optimizer, timelines)
+    measured = pipe.measured_run(costs)
+    if report and folder and measured:
+        if config.report.chosen_steps is None:
+            measured = measured.last(config.report.num_last_steps)
+        folder.write_measured(measured)
+        report.end(optimizer, [step.timeline for step in measured.steps])
 
 
 def _replanning_steps(config: TrainConfig) -> int:

@@ -172,7 +172,7 @@ class Report:
                 f"bubble of {self._bubble_of}: {expected}"
                 f"measured {median(map(self._bubble, timelines)):.1%} (simulated with the measured "
                 f"times of the ops {self._bubble(again):.1%})\n"
-                f"measured timeline of the last step, {timelines[-1].makespan:.1f} ms:"
+                f"measured timeline of the last recorded step, {timelines[-1].makespan:.1f} ms:"
             )
             console = self._progress.console
             width = shutil.get_terminal_size((_WIDTH, 0)).columns

@@ -30,6 +30,25 @@ def require_one_of(name: str, value: str, known: Sequence[str]) -> None:
         raise UsageError(f"{name} must be one of {', '.join(known)}, not {value!r}")
 
 
+def read_range(name: str, value: int | str) -> range | None:
+    """Read a range of numbers, both ends included; a plain number is none.
+
+    Raises:
+        UsageError: it is neither.
+
+    >>> read_range("trace_steps", "5-7"), read_range("trace_steps", 3)
+    (range(5, 8), None)
+    """
+    if isinstance(value, int):
+        return None
+    first, dash, last = value.partition("-")
+    if dash and all(end.isascii() and end.isdecimal() and len(end) < 10 for end in (first, last)):
+        found = range(int(first), int(last) + 1)
+        if found and found.start >= 1:
+            return found
+    raise UsageError(f"{name} must be a number, or a range from 1 on like 5-7, not {value!r}")
+
+
 def nearest_multiples(value: int, step: int) -> str:
     """Name the positive multiples of ``step`` on both sides of ``value``, which is none.
 

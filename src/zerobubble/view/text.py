@@ -10,6 +10,7 @@ import numpy as np
 from zerobubble.costs import Floats
 from zerobubble.ir import Kind, Op
 from zerobubble.simulate import Timeline
+from zerobubble.view.labels import label, styled, turns
 
 MEANINGS = {
     Kind.F: "forward",
@@ -74,9 +75,7 @@ class _Canvas:
     @cached_property
     def turn_of_stage(self) -> dict[int, int]:
         """How many stages the same rank holds before each stage."""
-        placement = self.timeline.schedule.placement
-        ranks = range(placement.num_ranks)
-        return {s: i for rank in ranks for i, s in enumerate(placement.stages_of(rank))}
+        return turns(self.timeline.schedule.placement)
 
     @cached_property
     def durations(self) -> Floats:
@@ -118,7 +117,7 @@ class _Canvas:
         return f"rank {rank:>{len(str(self.ranks[-1]))}} "
 
     def label(self, op: Op) -> str:
-        return _styled(op.kind.name, self.turn_of_stage[op.stage], str(op.microbatch))
+        return label(op, self.turn_of_stage[op.stage])
 
     def column(self, time: float) -> int:
         return math.floor((time - self.origin) / self.unit * self.cells_per_unit + 0.5)
@@ -150,7 +149,7 @@ class _Canvas:
         num_turns = max(self.turn_of_stage.values()) + 1
         if num_turns > 1:
             shown = min(num_turns, _MOST_STAGES_IN_LEGEND)
-            marks = " ".join(_styled("F", turn, "0") for turn in range(shown))
+            marks = " ".join(styled("F", turn, "0") for turn in range(shown))
             parts.append(f"{marks}{' ...' * (shown < num_turns)} stages of a rank in order")
         makespan = self.timeline.makespan
         if self.width is not None and self.column(self.origin + makespan) >= self.room:
@@ -175,10 +174,6 @@ def _folded(rows: list[Row], num_columns: int) -> Iterator[list[Row]]:
     step = max(num_columns, _FEWEST_CELLS)
     for first in range(0, longest, step):
         yield [(label, list(_cut(segments, first, first + step))) for label, segments in rows]
-
-
-def _styled(kind: str, turn: int, number: str) -> str:
-    return (kind.lower() if turn % 2 else kind) + number + "'" * (turn // 2)
 
 
 def _cell(label: str, num_letters: int, num_columns: int) -> str:

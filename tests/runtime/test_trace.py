@@ -1,0 +1,150 @@
+"""Does a recorder keep the steps that are wanted, and turn the marks of a device into times?"""
+
+import time
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+
+from zerobubble.runtime.clock import EventClock
+from zerobubble.runtime.trace import Recorder
+
+CPU = torch.device("cpu")
+
+
+def run_steps(recorder, numbers):
+    """Run one op and one send in each step; say which steps were recorded at once."""
+    recorded = []
+    for number in numbers:
+        if recorder.begin_step(number):
+            recorded.append(number)
+            recorder.run(lambda: time.sleep(0.001))
+            recorder.send(lambda: None)
+            recorder.end_step(lambda number=number: [number])
+    return recorded
+
+
+@pytest.mark.parametrize(
+    ("steps", "recorded", "kept"),
+    [
+        (0, [], []),
+        (2, [1, 2, 3, 4, 5], [4, 5]),
+        (9, [1, 2, 3, 4, 5], [1, 2, 3, 4, 5]),
+        (range(2, 4), [2, 3], [2, 3]),
+        (range(5, 6), [5], [5]),
+        (range(7, 9), [], []),
+    ],
+)
+def test_the_wanted_steps_are_kept(steps, recorded, kept):
+    recorder = Recorder(CPU, steps)
+    assert run_steps(recorder, range(1, 6)) == recorded
+    for _ in range(2):  # reading does not forget
+        found = recorder.steps_ms()
+        assert [step.number for step in found] == kept
+        assert [step.num_bytes for step in found] == [[number] for number in kept]
+    recorder.clear()
+    assert recorder.steps_ms() == []
+
+
+def test_steps_that_come_after_a_reading_push_out_the_oldest():
+    recorder = Recorder(CPU, 2)
+    run_steps(recorder, (1, 2))
+    recorder.steps_ms()
+    run_steps(recorder, (3,))
+    assert [step.number for step in recorder.steps_ms()] == [2, 3]
+
+
+def test_an_op_lies_between_its_marks_and_a_send_follows_it():
+    recorder = Recorder(CPU, 1)
+    before = time.perf_counter_ns() / 1e6
+    run_steps(recorder, (1,))
+    (step,) = recorder.steps_ms()
+    (start,), (end,), (sent,) = step.start, step.end, step.sent
+    assert before <= start <= end - 1 <= sent - 1 <= time.perf_counter_ns() / 1e6 - 1
+    assert (step.host_start.tolist(), step.host_end.tolist()) == ([start], [end])
+
+
+def test_what_is_done_again_is_recorded_once():
+    recorder = Recorder(CPU, 1)
+    recorder.begin_step(1)
+    for _ in range(2):
+        recorder.begin_again()
+        recorder.run(lambda: None)
+        recorder.send(lambda: None)
+    recorder.end_step(lambda: [8])
+    (step,) = recorder.steps_ms()
+    assert len(step.start) == len(step.end) == len(step.sent) == 1
+
+
+def test_the_times_of_an_emulated_device_take_the_place_of_those_of_the_host():
+    recorder = Recorder(CPU, 1)
+    run_steps(recorder, (1,))
+    recorder.put_device_times([(0.0, 1.0), (5.0, 7.5)])  # the first was taken back
+    (step,) = recorder.steps_ms()
+    assert (step.start.tolist(), step.end.tolist()) == ([5.0], [7.5])
+    assert step.host_end[0] - step.host_start[0] >= 1
+    assert len(step.sent) == 0
+
+
+class Machine:
+    """A host and a device whose events happen a while after they are recorded."""
+
+    def __init__(self):
+        self.host_ms, self.backlog_ms, self.num_waits = 1000.0, 0.0, 0
+
+    def wait(self):
+        self.num_waits += 1
+        self.host_ms, self.backlog_ms = self.host_ms + self.backlog_ms, 0.0
+
+    def event(self, enable_timing):
+        assert enable_timing
+        return Event(self)
+
+
+class Event:
+    def __init__(self, machine):
+        self.machine = machine
+
+    def record(self):
+        self.at_ms = self.machine.host_ms + self.machine.backlog_ms
+
+    def synchronize(self):
+        self.machine.wait()
+
+    def elapsed_time(self, end):
+        return end.at_ms - self.at_ms
+
+
+@pytest.fixture
+def machine():
+    machine = Machine()
+    with (
+        patch("torch.cuda.Event", machine.event),
+        patch("torch.cuda.synchronize", machine.wait),
+        patch("time.perf_counter_ns", lambda: int(machine.host_ms * 1e6)),
+    ):
+        yield machine
+
+
+def test_events_tell_when_the_device_ran_what_the_host_had_issued_before(machine):
+    clock, marks = EventClock(), []
+    for host_ms, backlog_ms in ((1000, 30), (1001, 35), (1002, 40)):
+        machine.host_ms, machine.backlog_ms = float(host_ms), float(backlog_ms)
+        marks.append(clock.mark())
+    assert machine.num_waits == 0, "while a step runs, nothing waits for the device"
+    np.testing.assert_allclose(clock.host_ms(marks), [1000, 1001, 1002])
+    np.testing.assert_allclose(clock.device_ms(marks), [1030, 1036, 1042])
+
+
+def test_events_of_a_chosen_range_are_read_right_after_it(machine):
+    recorder = Recorder(torch.device("cuda"), range(2, 3))
+    for number in range(1, 6):
+        if recorder.begin_step(number):
+            recorder.run(lambda: None)
+            recorder.end_step(list)
+        assert (machine.num_waits > 0) == (number >= 3)
+    assert len(recorder.steps_ms()) == 1
+    waits = machine.num_waits
+    recorder.steps_ms()
+    assert machine.num_waits == waits
