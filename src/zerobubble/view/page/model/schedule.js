@@ -24,6 +24,9 @@ function readSchedule(panel) {
     codes,
     offsets,
   };
+  schedule.turnOfStage = panel.placement.map(
+    (rank, stage) => panel.placement.slice(0, stage).filter((other) => other === rank).length,
+  );
   addFields(schedule);
   addNeeds(schedule);
   addRunOrder(schedule);
