@@ -1,10 +1,14 @@
 """Which schedules and costs do the property tests try? Hypothesis strategies, shared by all."""
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import strategies as st
 
 from zerobubble.costs import Costs
 from zerobubble.ir import BW, B, F, Op, Placement, Schedule, W
+from zerobubble.measured import MeasuredRun, MeasuredStep, Transfer
+from zerobubble.simulate import Timeline
 
 
 @st.composite
@@ -72,3 +76,32 @@ def lists_of_ops(schedule: Schedule) -> list[list[Op]]:
 def with_orders(schedule: Schedule, orders: list[list[Op]]) -> Schedule:
     """Build a schedule with other orders."""
     return Schedule.from_ops(schedule.name, schedule.placement, schedule.num_microbatches, orders)
+
+
+@st.composite
+def measured_runs(draw):
+    """Any measured run of a few steps, its times multiples of an eighth of a millisecond."""
+    schedule = draw(schedules(max_microbatches=2))
+    costs = draw(st.none() | costs_for(schedule.num_stages))
+    numbers = draw(st.lists(st.integers(1, 99), max_size=2, unique=True).map(sorted))
+    random = draw(st.randoms(use_true_random=False))
+    steps = tuple(_measured_step(random, number, schedule, costs) for number in numbers)
+    return MeasuredRun(schedule, costs, steps)
+
+
+def _measured_step(random, number, schedule, costs):
+    marks = [
+        np.cumsum([random.randrange(9) / 8 for _ in range(2 * len(order))])
+        for order in schedule.orders
+    ]
+    host = [[each - random.randrange(9) / 8 for each in of_rank] for of_rank in marks]
+    start, end = (tuple(each[side::2] for each in marks) for side in (0, 1))
+    host_start, host_end = (tuple(np.array(each[side::2]) for each in host) for side in (0, 1))
+    timeline = Timeline(schedule, costs or Costs.of_ranks(schedule.placement), start, end)
+    holders = schedule.placement.stage_to_rank
+    transfers = tuple(
+        Transfer(F(stage, 0), *pair, random.randrange(99) / 8, 2.5, random.randrange(99))
+        for stage, pair in enumerate(pairwise(holders))
+        if len(set(pair)) == 2
+    )
+    return MeasuredStep(number, timeline, host_start, host_end, transfers)

@@ -45,7 +45,7 @@ def dumps(schedule: Schedule) -> str:
     ["F0@0", "BW0@0", "F1@0", "BW1@0"]
     """
     ranks = range(schedule.num_ranks)
-    orders = ",\n    ".join(json.dumps([_notation(op) for op in schedule.ops(r)]) for r in ranks)
+    orders = ",\n    ".join(json.dumps([notation(op) for op in schedule.ops(r)]) for r in ranks)
     placement, num_microbatches = schedule.placement.stage_to_rank, schedule.num_microbatches
     head = (FORMAT, VERSION, schedule.name, placement, num_microbatches)
     values = [*map(json.dumps, head), f"[\n    {orders}\n  ]"]
@@ -65,9 +65,18 @@ def loads(text: str, source: str) -> Schedule:
     """
     value = parse_json(text, source)
     try:
-        return _schedule(_checked_keys(value))
+        return read_value(value)
     except UsageError as error:
         raise UsageError(f"{source}: {error}") from None
+
+
+def read_value(value: Any) -> Schedule:
+    """Read a schedule from the value that its JSON text stands for.
+
+    Raises:
+        UsageError: the value is not of this format; the message names the place within it.
+    """
+    return _schedule(_checked_keys(value))
 
 
 def save(schedule: Schedule, path: str | Path) -> None:
@@ -142,16 +151,29 @@ def _placement(value: Any) -> Placement:
 def _order(rank: int, ops: list[Any], num_stages: int, num_microbatches: int) -> Codes:
     codes = np.empty(len(ops), dtype=np.int64)
     for index, text in enumerate(ops):
-        match = _OP.fullmatch(text) if isinstance(text, str) else None
-        place = f"orders[{rank}][{index}]: {show_value(text)}"
-        if match is None:
-            _fail(f"{place} is not an op: write kind, microbatch and stage, like W3@2")
-        kind, microbatch, stage = Kind[match[1]], int(match[2]), int(match[3])
-        if stage >= num_stages or microbatch >= num_microbatches:
-            there_are = f"stages 0..{num_stages - 1} and microbatches 0..{num_microbatches - 1}"
-            _fail(f"{place} does not exist: there are {there_are}")
+        kind, stage, microbatch = read_op(
+            text, f"orders[{rank}][{index}]", num_stages, num_microbatches
+        )
         codes[index] = (kind * num_stages + stage) * num_microbatches + microbatch
     return codes
+
+
+def read_op(text: Any, place: str, num_stages: int, num_microbatches: int) -> Op:
+    """Read an op from its notation, such as ``W3@2``; ``place`` names it in errors.
+
+    Raises:
+        UsageError: it is no op, or one of a stage or microbatch that does not exist.
+    """
+    match = _OP.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        _fail(
+            f"{place}: {show_value(text)} is not an op: write kind, microbatch and stage, like W3@2"
+        )
+    op = Op(Kind[match[1]], microbatch=int(match[2]), stage=int(match[3]))
+    if op.stage >= num_stages or op.microbatch >= num_microbatches:
+        there_are = f"stages 0..{num_stages - 1} and microbatches 0..{num_microbatches - 1}"
+        _fail(f"{place}: {show_value(text)} does not exist: there are {there_are}")
+    return op
 
 
 def _list(place: str, value: Any) -> list[Any]:
@@ -160,7 +182,8 @@ def _list(place: str, value: Any) -> list[Any]:
     return value
 
 
-def _notation(op: Op) -> str:
+def notation(op: Op) -> str:
+    """Write an op in a few characters: ``W3@2`` is the W of microbatch 3 on stage 2."""
     return f"{op.kind.name}{op.microbatch}@{op.stage}"
 
 

@@ -8,6 +8,7 @@ from statistics import fmean
 import torch
 
 from zerobubble.ir import Schedule
+from zerobubble.measured import MeasuredRun, MeasuredStep
 from zerobubble.runtime import Pipeline, PipelineOptimizer
 from zerobubble.train.config import TrainConfig
 from zerobubble.train.data import TextData, load_data
@@ -119,7 +120,9 @@ def _run(
     _write(unwritten, optimizer, folder)
     timelines = pipe.timelines()
     if report and folder:
-        folder.write_timelines(timelines)
+        first = config.run.steps - len(timelines) + 1
+        steps = (MeasuredStep(first + i, t, t.start, t.end) for i, t in enumerate(timelines))
+        folder.write_measured(MeasuredRun(pipe.schedule, None, tuple(steps)))
         report.end(optimizer, timelines)
 
 

@@ -2,14 +2,14 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from zerobubble.errors import UsageError
 from zerobubble.formats.json import dumps
-from zerobubble.formats.timeline import dumps_timelines
+from zerobubble.formats.timeline import save
 from zerobubble.ir import Schedule
-from zerobubble.simulate import Timeline
+from zerobubble.measured import MeasuredRun
 from zerobubble.train.config import TrainConfig
 from zerobubble.train.config_file import to_toml
 
@@ -40,10 +40,9 @@ class RunFolder:
         finite = {key: x if math.isfinite(x) else None for key, x in values.items()}
         self._metrics.write(json.dumps(finite) + "\n")
 
-    def write_timelines(self, timelines: Sequence[Timeline]) -> None:
+    def write_measured(self, run: MeasuredRun) -> None:
         """Write ``timeline.json``."""
-        text = dumps_timelines(timelines)
-        (self.path / "timeline.json").write_text(text, encoding="utf-8")
+        save(run, self.path / "timeline.json")
 
     def close(self) -> None:
         """Close the files that are still open."""
