@@ -22,6 +22,9 @@ Idle time between the first start and the last end of all ranks has exactly one 
     raised its memory above the limit, and no W that it could have run instead.
 ``late start``
     rank and input were ready, and the op did not start: only in measured timelines.
+
+The arrival that a run records is the end of the reader's wait, so it counts only where the expected
+transfer would not have been over before the rank was free.
 """
 
 from collections.abc import Iterator
@@ -78,8 +81,9 @@ class Facts:
     Attributes:
         timeline: what ran when.
         limits: memory limit of each rank in the unit of the activation sizes, or None.
-        arrived: by op code, when the op's output arrived on the rank that it travels to, where
-            that was measured, else nan; by default its end plus the transfer of the costs.
+        arrived: by op code, when the wait for the op's output was over on the rank that it travels
+            to, where that was measured, else nan; otherwise it is the op's end and the transfer of
+            the costs.
 
     >>> from zerobubble import Costs, build, simulate
     >>> found = Facts(simulate(build("1f1b", num_ranks=2, num_microbatches=2), Costs.uniform(2)))
@@ -168,7 +172,8 @@ class Facts:
         there: Floats = self.made + np.where(travels, costs.transfer[boundary], 0.0)
         if self.arrived is not None:
             measured = self.arrived[self.codes[self.needs]]
-            there = np.where(travels & ~np.isnan(measured), measured, there)
+            counts = travels & ~np.isnan(measured) & (there > self.free)
+            there = np.where(counts, measured, there)
         return there
 
     @cached_property

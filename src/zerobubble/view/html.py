@@ -81,8 +81,8 @@ def write_page(panels: Sequence[Panel]) -> str:
     """Write the page that shows up to four schedules on one axis of time.
 
     >>> from zerobubble import Costs, build
-    >>> page = write_page([Panel(build("zb-h1", num_ranks=4, num_microbatches=8), Costs.uniform(4))])
-    >>> len(page) < 300_000
+    >>> panel = Panel(build("zb-h1", num_ranks=4, num_microbatches=8), Costs.uniform(num_stages=4))
+    >>> len(write_page([panel])) < 300_000
     True
     """
     data = {"version": 1, "panels": [_data(panel) for panel in panels]}

@@ -35,7 +35,7 @@ function addWaits(facts) {
     let there = made + travelTime(schedule, costs, i);
     const travels = needs[i] >= 0 && ranks[needs[i]] !== ranks[i];
     const measured = timeline.arrived ? timeline.arrived[needs[i]] : NaN;
-    if (travels && !Number.isNaN(measured)) there = measured;
+    if (travels && !Number.isNaN(measured) && there > free) there = measured;
     facts.free[i] = free;
     facts.made[i] = made;
     facts.inputThere[i] = there;

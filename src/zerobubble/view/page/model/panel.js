@@ -67,8 +67,9 @@ function waitText(facts, i, time) {
     return `its turn after ${opName(schedule, i - 1)}${early}`;
   }
   const need = schedule.needs[i];
-  const travel = Math.max(Math.min(facts.inputThere[i], facts.timeline.start[i]) - facts.made[i], 0);
-  const transfer = travel > 0 ? `, transfer ${time(travel)}` : "";
+  const there = Math.min(facts.inputThere[i], facts.timeline.start[i]);
+  const travel = there - Math.max(facts.made[i], facts.free[i]);
+  const transfer = travel > 0 ? `, transfer ${time(travel)} of it` : "";
   const from = `${opName(schedule, need)} on rank ${schedule.ranks[need]}`;
   return `its input from ${from}: idle ${time(facts.waitForInput[i])}${transfer}`;
 }
