@@ -85,7 +85,7 @@ def write_page(panels: Sequence[Panel]) -> str:
     >>> len(write_page([panel])) < 300_000
     True
     """
-    data = {"version": 1, "panels": [_data(panel) for panel in panels]}
+    data = {"version": 1, "panels": [panel_data(panel) for panel in panels]}
     title = ", ".join(panel.schedule.name for panel in panels)
     parts = {
         "title": escape(f"{title} - zerobubble"),
@@ -115,7 +115,8 @@ def _script(name: str) -> str:
     return (_PAGE / f"{name}.js").read_text(encoding="utf-8")
 
 
-def _data(panel: Panel) -> dict[str, Any]:
+def panel_data(panel: Panel) -> dict[str, Any]:
+    """Give what the page reads of a panel: orders as op codes, costs, and measured times."""
     schedule = panel.schedule
     return {
         "name": schedule.name,

@@ -37,7 +37,7 @@ function start() {
 }
 
 // For tests and the console: what is shown, and the same model that shows it.
-const zerobubble = { readPanel, plan, simulate, findFacts, idleByCause, causeName, summarize, general, percent };
+const zerobubble = { readPanel, plan, idleByCause, causeName, describe, mostLost, wayOfMicrobatch, general, percent };
 window.zerobubble = zerobubble;
 addEventListener("error", (event) => fail(event.error ?? event.message));
 addEventListener("DOMContentLoaded", () => {

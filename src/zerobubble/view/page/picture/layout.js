@@ -1,7 +1,7 @@
 // Where does each rank and moment fall? Rows from top to bottom in pixels of the page, time from
 // left to right. The canvas is as high as the window allows and shows rows from `scroll` on.
 
-const LEFT = 76;
+const LEFT = 92;
 const RIGHT = 12;
 const AXIS = 28;
 const TITLE = 34;
