@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 
+from tests.cli.conftest import zerobubble  # noqa: F401 (a fixture)
 from zerobubble.view.html import write_page
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")

@@ -81,12 +81,14 @@ function pressKey(viewer, { key, shiftKey }) {
   return key in actions;
 }
 
-// Go to the next op in the order of its rank; Tab leaves the canvas after the last, or after Escape.
+// Go to the next op in the order of its rank. The browser takes Tab after the last op, and after
+// Escape, so that nobody is caught in the picture.
 function tab(viewer, step) {
   const { selected } = viewer.state;
-  if (viewer.hasLeft) return (viewer.hasLeft = false);
-  const run = viewer.panels.length ? viewer.panels[0].runs.length - 1 : 0;
-  if (!selected) return step > 0 && choose(viewer, { panel: 0, run, op: 0 });
+  const isLeaving = viewer.hasLeft;
+  viewer.hasLeft = false;
+  if (isLeaving || (!selected && step < 0)) return false;
+  if (!selected) return choose(viewer, { panel: 0, run: viewer.panels[0].runs.length - 1, op: 0 });
   const op = selected.op + step;
   return op in viewer.panels[selected.panel].schedule.codes && choose(viewer, { ...selected, op });
 }
