@@ -9,7 +9,7 @@ import pytest
 from zerobubble import cli
 from zerobubble.cli import main
 
-COMMANDS = ["compare", "frontier", "list", "search", "show", "verify"]
+COMMANDS = ["compare", "frontier", "list", "search", "show", "verify", "view"]
 
 
 def process(*argv, **options):

@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 
 from tests.view.test_facts import delayed
+from tests.view.test_page_model import measured_of
 from zerobubble.cli._resolve import resolve
 from zerobubble.costs import Costs
+from zerobubble.formats.timeline import save
 from zerobubble.ir import BW, B, F, W
+from zerobubble.measured import MeasuredRun, MeasuredStep, Transfer
 from zerobubble.schedules import build
 from zerobubble.simulate import simulate
 from zerobubble.view.facts import Facts
@@ -18,6 +21,10 @@ from zerobubble.view.html import MARK, Measured, Panel, write_page
 pytestmark = pytest.mark.timeout(120)
 
 TIMES = {"f": 1, "b": 1, "w": 1, "transfer": 0.25}
+# Of every run of every panel, for each rank the pairs of cause and time.
+IDLE = """zerobubble.viewer.panels.map((panel) => panel.runs.map(({ facts }) =>
+  zerobubble.idleByCause(facts).map((pairs) =>
+    pairs.map(([cause, time]) => [zerobubble.causeName(panel.schedule, cause), time]))))"""
 OPS, COLUMNS = "zerobubble.viewer.stats.ops", "zerobubble.viewer.stats.columns"
 
 
@@ -152,13 +159,10 @@ def test_idle_time_and_summary_equal_the_command_line(open_page, zerobubble):
     assert [" ".join(row) for row in rows(page, "#summary")] == [
         " ".join(line.split()) for line in table[1:]
     ]
-    shown = page.evaluate(
-        """zerobubble.viewer.panels.map(({ schedule, planned }) =>
-        zerobubble.idleByCause(planned.facts).map((pairs) => Object.fromEntries(
-          pairs.map(([cause, time]) => [zerobubble.causeName(schedule, cause), time]))))"""
-    )
+    shown = [runs[0] for runs in page.evaluate(IDLE)]
     for name, idle in zip(names, shown, strict=True):
-        assert json.loads(zerobubble("show", name, *flags, "--json").out)["idle"] == idle
+        found = json.loads(zerobubble("show", name, *flags, "--json").out)["idle"]
+        assert found == [*map(dict, idle)]
     assert rows(page, "#idle table:nth-of-type(2)")[0] == ["warm-up", "7.5", "6.2%"]
 
 
@@ -379,3 +383,28 @@ def test_the_page_is_small_and_marked():
     text = write_page([panel_of()])
     assert len(text) < 100_000
     assert MARK in text[:1000]
+
+
+def test_measured_idle_causes_equal_the_command_line(open_file, zerobubble, tmp_path):
+    """What the page finds in a run that was written to disk is what --json says of it."""
+    schedule = build("zb-h1", 4, 8)
+    costs = Costs.uniform(4, **TIMES)
+    measured = measured_of(np.random.default_rng(5), schedule, costs)
+    ends = zip(measured.arrived, range(schedule.num_codes), strict=True)
+    there = [(time, schedule.op(code)) for time, code in ends if not np.isnan(time)]
+    holders = schedule.placement.stage_to_rank
+    transfers = tuple(
+        Transfer(op, holders[op.stage], holders[op.stage + (1 if op.kind == 0 else -1)], 0, time, 8)
+        for time, op in there
+    )
+    ran = measured.timeline
+    step = MeasuredStep(7, ran, ran.start, ran.end, transfers)
+    save(MeasuredRun(schedule, costs, (step,)), tmp_path / "timeline.json")
+    found = json.loads(zerobubble("view", "timeline.json", "--json").out)
+    page = open_file(tmp_path / "view.html")
+    shown = page.evaluate(IDLE)[0]
+    assert [[*map(dict, run)] for run in shown] == [
+        [pytest.approx(causes) for causes in run["idle"]] for run in found["runs"]
+    ]
+    assert rows(page, "#summary")[1][1] == f"{found['runs'][1]['span']:.6g}"
+    assert "late start" in found["runs"][1]["idle"][0]

@@ -11,6 +11,7 @@ from tyro.conf import arg
 from zerobubble.cli._arguments import (
     UNIT_COSTS,
     CostsFlag,
+    Json,
     MemoryFlag,
     Microbatches,
     Ranks,
@@ -19,6 +20,7 @@ from zerobubble.cli._arguments import (
 )
 from zerobubble.cli._page import save_page
 from zerobubble.cli._parse import parse
+from zerobubble.cli._report import facts_row, print_json, row
 from zerobubble.cli._resolve import must_agree, read_costs, read_memory, resolve
 from zerobubble.errors import UsageError
 from zerobubble.formats import timeline
@@ -43,20 +45,33 @@ class View:
     step: StepFlag = None
     out: Annotated[str, arg(name="out", metavar="FILE", help="where the page goes")] = "view.html"
     open: Annotated[bool, arg(name="open", help="open the page in the browser")] = False
+    json: Json = False
 
 
 def run(argv: Sequence[str]) -> int:
-    """Write the page of what was asked for, and say where it is."""
+    """Write the page of what was asked for, and say where it is or what it shows."""
     asked = parse(View, argv, command="view")
     files = asked.files or ()
     if not 1 <= len(files) <= MOST_PANELS:
         raise UsageError(f"view takes 1 to {MOST_PANELS} schedules or runs, not {len(files)}")
     panels = [_panel(file, asked) for file in files]
     save_page(panels, asked.out)
-    print(f"{asked.out} shows {', '.join(panel.schedule.name for panel in panels)}")
+    if asked.json:
+        print_json({"page": asked.out, "runs": [each for p in panels for each in _rows(p)]})
+    else:
+        print(f"{asked.out} shows {', '.join(panel.schedule.name for panel in panels)}")
     if asked.open:
         webbrowser.open(Path(asked.out).resolve().as_uri())
     return 0
+
+
+def _rows(panel: Panel) -> list[dict[str, Any]]:
+    """Collect the numbers of what a panel shows; a plan has no step."""
+    steps = (None, panel.measured and panel.measured.number)
+    return [
+        {"step": step} | row(facts.timeline) | facts_row(facts)
+        for step, facts in zip(steps, panel.facts(), strict=False)
+    ]
 
 
 def _panel(file: str, asked: View) -> Panel:

@@ -16,7 +16,7 @@ def explain(facts: Facts, width: int | None = None) -> str:
     critical path of 6 ops: compute 9 (100.0%), transfer 0 (0.0%), wait 0 (0.0%)
     memory peaks on rank 0 with F1 of stage 0 at 1
     idle on rank 0: waits for BW of stage 1 on rank 1 33.3%
-    idle on rank 1: warm-up 11.1%, drain 22.2%
+    idle on rank 1: drain 22.2%, warm-up 11.1%
     """
     lines = [_critical_path(facts), *_peak(facts), *_idle(facts)]
     return "\n".join(_cut(line, width) for line in lines)

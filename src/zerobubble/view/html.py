@@ -17,7 +17,8 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from zerobubble.costs import Costs, Floats
 from zerobubble.ir import Schedule
-from zerobubble.simulate import Timeline
+from zerobubble.simulate import Timeline, simulate
+from zerobubble.view.facts import Facts
 
 MOST_PANELS = 4
 # Stands at the top of every page; files without it are not replaced by one.
@@ -75,6 +76,14 @@ class Panel:
     unit: str = ""
     measured: Measured | None = None
     note: str = ""
+
+    def facts(self) -> list[Facts]:
+        """Look into what the page shows: the simulated plan, and what was measured."""
+        limits = None if self.limits is None else np.asarray(self.limits, dtype=np.float64)
+        planned = Facts(simulate(self.schedule, self.costs), limits)
+        if self.measured is None:
+            return [planned]
+        return [planned, Facts(self.measured.timeline, limits, self.measured.arrived)]
 
 
 def write_page(panels: Sequence[Panel]) -> str:
