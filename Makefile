@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # Processes that run tests side by side; each keeps its libraries to one thread.
 TEST_PROCESSES ?= auto
 
-.PHONY: install native train test check bench clean
+.PHONY: install native train test check bench screenshots clean
 
 install: .venv/installed
 
@@ -32,6 +32,9 @@ check: install  ## Look for lint, formatting and type errors
 
 bench: install  ## Print the benchmark ratios
 	$(BIN)/python -m benchmarks
+
+screenshots: install  ## Take the pictures of docs/view.md again; needs chromium
+	$(BIN)/python -m benchmarks screenshots
 
 clean:  ## Remove the virtual environment and all caches
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

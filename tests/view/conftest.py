@@ -1,33 +1,22 @@
 """How do tests open a page? In a real browser, from a file, with everything it asks for noted."""
 
-import shutil
-
 import pytest
 
 from tests.cli.conftest import zerobubble  # noqa: F401 (a fixture)
+from tests.view.browser import launch, why_no_browser
 from zerobubble.view.html import write_page
 
-_NAMES = ("chromium", "chromium-browser", "google-chrome")
-_FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "
-    "--disable-background-networking --disable-component-update --disable-sync"
-)
 _SIZE = {"width": 1280, "height": 900}
 
 
 @pytest.fixture(scope="module")
 def browser():
     """One browser for the tests of a file."""
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is missing: pip install '.[dev]'"
-    )
-    path = next(filter(None, map(shutil.which, _NAMES)), None)
-    if path is None:
-        pytest.skip("no chromium was found: apt-get install chromium")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=path, args=_FLAGS.split())
+    reason = why_no_browser()
+    if reason:
+        pytest.skip(reason)
+    with launch() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.strategies import costs_for, schedules
+from tests.view.pretended import delayed
 from zerobubble.costs import Costs
-from zerobubble.graph import producers, run_order
 from zerobubble.ir import BW, B, F, Kind, W
 from zerobubble.schedules import build
-from zerobubble.simulate import Timeline, simulate
+from zerobubble.simulate import simulate
 from zerobubble.view.explain import explain
 from zerobubble.view.facts import INPUT, NOTHING, ORDER, Facts
 
@@ -94,23 +94,6 @@ def test_the_critical_path_is_that_of_the_timeline(timeline):
     assert sum(facts.split) == pytest.approx(timeline.makespan)
     assert facts.split.wait == pytest.approx(0)
     assert facts.split.compute == sum(t.end - t.start for t in timeline.critical_path())
-
-
-def delayed(timeline, code, delay):
-    """Run a timeline again with one op held back for a while."""
-    schedule, costs = timeline.schedule, timeline.costs
-    needs, facts = producers(schedule), Facts(timeline)
-    travel = np.maximum(facts.input_there - facts.made, 0)
-    start, end = np.zeros(schedule.num_codes), np.zeros(schedule.num_codes)
-    free = np.zeros(schedule.num_ranks)
-    for each in run_order(schedule).tolist():
-        i = int(facts.index_of[each])
-        rank = int(facts.ranks[i])
-        ready = end[needs[each]] + travel[i] if needs[each] >= 0 else 0.0
-        start[each] = max(free[rank], ready) + (delay if each == code else 0)
-        end[each] = free[rank] = start[each] + facts.end[i] - facts.start[i]
-    sides = (tuple(side[order] for order in schedule.orders) for side in (start, end))
-    return Timeline(schedule, costs, *sides)
 
 
 @given(timelines(), st.data())

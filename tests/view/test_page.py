@@ -6,8 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.view.test_facts import delayed
-from tests.view.test_page_model import measured_of
+from tests.view.pretended import delayed, measured_of
 from zerobubble.cli._resolve import resolve
 from zerobubble.costs import Costs
 from zerobubble.formats.timeline import save

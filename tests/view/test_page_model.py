@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from tests.strategies import random_schedule
+from tests.view.pretended import measured_of
 from zerobubble.costs import Costs
-from zerobubble.graph import producers, run_order
 from zerobubble.ir import Placement
-from zerobubble.simulate import Timeline, simulate
+from zerobubble.simulate import simulate
 from zerobubble.view.facts import Facts
-from zerobubble.view.html import Measured, Panel, panel_data
+from zerobubble.view.html import Panel, panel_data
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -59,30 +59,6 @@ def random_costs(dice, num_stages):
     times = dice.uniform(0, 2, (4, num_stages)) * (dice.random((4, num_stages)) < 0.9)
     activation = dice.uniform(0.5, 2, num_stages)
     return Costs(*times, activation, activation * dice.random(num_stages))
-
-
-def measured_of(dice, schedule, costs):
-    """A run whose ops and transfers take longer than planned, each by another share."""
-    needs, travel = producers(schedule), np.asarray(costs.transfer)
-    holders = schedule.placement.stage_to_rank
-    start, end = np.zeros(schedule.num_codes), np.zeros(schedule.num_codes)
-    arrived, free = np.full(schedule.num_codes, np.nan), np.zeros(schedule.num_ranks)
-    for code in run_order(schedule).tolist():
-        op, need = schedule.op(code), int(needs[code])
-        rank = holders[op.stage]
-        ready = free[rank]
-        if need >= 0:
-            maker = schedule.op(need)
-            there = end[need]
-            if holders[maker.stage] != rank:
-                there += travel[min(op.stage, maker.stage)] * dice.uniform(1, 2)
-                there = arrived[need] = max(there, ready)
-            ready = max(ready, there)
-        start[code] = ready + dice.choice([0, dice.random() / 10])
-        end[code] = start[code] + costs.durations()[op.kind, op.stage] * dice.uniform(0.9, 1.3)
-        free[rank] = end[code]
-    sides = (tuple(side[order] for order in schedule.orders) for side in (start, end))
-    return Measured(7, Timeline(schedule, costs, *sides), arrived)
 
 
 def random_panel(seed):
