@@ -18,7 +18,7 @@ from zerobubble.schedules import build
 from zerobubble.view.html import Panel, write_page
 
 FOLDER = Path(__file__).parents[1] / "docs" / "images"
-_SIZE = {"width": 1240, "height": 620}
+_WIDTH = 1080
 
 
 class Picture(NamedTuple):
@@ -38,7 +38,7 @@ def main() -> None:
         for picture in _pictures():
             path = Path(folder, f"{picture.name}.html")
             path.write_text(write_page(picture.panels), encoding="utf-8")
-            size = _SIZE | {"height": picture.height}
+            size = {"width": _WIDTH, "height": picture.height}
             page = browser.new_page(viewport=size, color_scheme=picture.scheme)
             page.goto(path.as_uri() + picture.hash)
             page.wait_for_timeout(300)
@@ -54,10 +54,10 @@ def _pictures() -> list[Picture]:
     names = ("1f1b", "zb-h1", "zb-v")
     several = [Panel(*resolve(name, 4, 8, costs), limits) for name in names]
     return [
-        Picture("schedule", [one], "#op=0,0,27", "light", 720),
-        Picture("critical-path", [one], "#critical=1", "dark", 700),
-        Picture("comparison", several, "", "light", 820),
-        Picture("planned-over-measured", [_measured()], "", "light", 760),
+        Picture("schedule", [one], "#op=0,0,27", "light", 690),
+        Picture("critical-path", [one], "#critical=1", "dark", 640),
+        Picture("comparison", several, "", "light", 690),
+        Picture("planned-over-measured", [_measured()], "", "light", 590),
     ]
 
 

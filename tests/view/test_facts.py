@@ -146,6 +146,18 @@ def test_an_arrival_that_was_looked_at_late_is_no_wait():
     assert Facts(facts.timeline, arrived=arrived).waited_for[i] == NOTHING
 
 
+def test_rounding_is_no_time():
+    """0.1 is not exact, so sums that should be equal differ by about 1e-15."""
+    schedule = build("zb-h1", 4, 8)
+    costs = Costs.of_ranks(schedule.placement, 1, 1.1, 0.9, 0.1)
+    facts = Facts(simulate(schedule, costs), np.full(4, 4.0))
+    assert (facts.idle.end - facts.idle.start).min() > 0.05
+    assert facts.split.wait == 0
+    for times in (facts.slack, facts.span_slack, facts.wait_for_input, facts.wait_for_rank):
+        assert not ((times > 0) & (times < 0.05)).any()
+    assert facts.waited_for[place(facts, F(1, 1))] == NOTHING
+
+
 def test_sums_of_many_ranks_and_the_width():
     lines = explain(facts_of("zb-h1", 12, 24), width=60).splitlines()
     assert max(map(len, lines)) == 60

@@ -133,6 +133,11 @@ class Facts:
         return float(self.end.max(initial=-np.inf))
 
     @cached_property
+    def tiny(self) -> float:
+        """Times up to this are rounding, and count as none."""
+        return 1e-9 * (self.finish - self.origin)
+
+    @cached_property
     def index_of(self) -> Codes:
         """For each op code the index of the op in these arrays, or -1."""
         ranks, indices = places(self.timeline.schedule)
@@ -179,25 +184,25 @@ class Facts:
     @cached_property
     def waited_for(self) -> Codes:
         """What decided when each op started: NOTHING, its INPUT, or the ORDER of its rank."""
-        waited = np.where(self.free > self.input_there, ORDER, NOTHING)
-        return np.where(self.input_there > self.free, INPUT, waited)
+        waited = np.where(self.free - self.input_there > self.tiny, ORDER, NOTHING)
+        return np.where(self.input_there - self.free > self.tiny, INPUT, waited)
 
     @cached_property
     def wait_for_input(self) -> Floats:
         """How long the rank was free and the input not there."""
         there = np.minimum(self.input_there, self.start)
-        return np.maximum(there - self.free, 0.0)
+        return self._from_zero(there - self.free)
 
     @cached_property
     def wait_for_rank(self) -> Floats:
         """How long the input was there and the rank busy with ops before it."""
         free = np.minimum(self.free, self.start)
-        return np.maximum(free - self.input_there, 0.0)
+        return self._from_zero(free - self.input_there)
 
     @cached_property
     def late(self) -> Floats:
         """How long both were there before the op started: 0 where it was simulated."""
-        return np.maximum(self.start - np.maximum(self.free, self.input_there), 0.0)
+        return self._from_zero(self.start - np.maximum(self.free, self.input_there))
 
     @cached_property
     def slack(self) -> Floats:
@@ -217,7 +222,11 @@ class Facts:
         latest = deadlines[self.ranks]
         columns = (self.needs, self.is_first, self.end - self.start, travel)
         _latest_ends(order[::-1].copy(), *columns, latest, work=len(order))
-        return np.maximum(latest - self.end, 0.0)
+        return self._from_zero(latest - self.end)
+
+    def _from_zero(self, times: Floats) -> Floats:
+        """Set times that are negative or rounding to 0."""
+        return np.where(times > self.tiny, times, 0.0)
 
     @cached_property
     def memory_after(self) -> Floats:
@@ -239,7 +248,7 @@ class Facts:
             return np.zeros(len(self.codes), dtype=bool)
         kinds, stages, _ = self.timeline.schedule.fields(self.codes)
         forward = _next_true(kinds == Kind.F, self.offsets)
-        is_there = (forward >= 0) & (self.input_there[forward] <= self.free)
+        is_there = (forward >= 0) & (self.input_there[forward] <= self.free + self.tiny)
         needed = self.memory_before + self.timeline.costs.activation[stages[forward]]
         is_too_much = needed > self.limits[self.ranks] * (1 + 1e-9)
         changes = (kinds == Kind.B).astype(np.int64) - (kinds == Kind.W)
@@ -269,7 +278,7 @@ class Facts:
         place, start, end, cause = map(np.concatenate, zip(*parts, strict=True))
         cause[: len(places)][warm_up] = _WARM_UP
         order = np.lexsort((start, self.ranks[place]))
-        order = order[(end > start)[order]]
+        order = order[(end - start > self.tiny)[order]]
         return Idle(self.ranks[place][order], start[order], end[order], cause[order])
 
     def name(self, cause: int) -> str:
@@ -324,7 +333,8 @@ class Facts:
         there = np.minimum(self.input_there[path[1:]], self.start[path[1:]])
         hops = np.where(is_hop, np.maximum(there - self.end[path[:-1]], 0.0), 0.0)
         transfer = float(hops.sum())
-        return Split(compute, transfer, max(self.finish - self.origin - compute - transfer, 0.0))
+        wait = self.finish - self.origin - compute - transfer
+        return Split(compute, transfer, wait if wait > self.tiny else 0.0)
 
     def peak_op(self, rank: int) -> PeakOp | None:
         """Find the op that raises a rank's memory to its peak; None for a rank without ops."""

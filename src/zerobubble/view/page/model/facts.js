@@ -9,6 +9,7 @@ function findFacts(schedule, costs, timeline, limits) {
   const lasts = lastOps(schedule);
   facts.origin = Math.min(...schedule.offsets.slice(0, -1).map((i) => timeline.start[i] ?? Infinity));
   facts.finish = Math.max(...lasts.map((i) => timeline.end[i]));
+  facts.tiny = 1e-9 * (facts.finish - facts.origin);
   addWaits(facts);
   addMemory(facts);
   addIdle(facts);
@@ -22,8 +23,13 @@ function lastOps(schedule) {
   return ends.filter((last, rank) => last >= schedule.offsets[rank]);
 }
 
+// Negative times and those that are mere rounding count as none.
+function fromZero(time, tiny) {
+  return time > tiny ? time : 0;
+}
+
 function addWaits(facts) {
-  const { schedule, costs, timeline } = facts;
+  const { schedule, costs, timeline, tiny } = facts;
   const { needs, ranks, isFirst, numOps } = schedule;
   for (const name of ["free", "made", "inputThere", "waitForInput", "waitForRank", "late"])
     facts[name] = new Float64Array(numOps);
@@ -39,10 +45,10 @@ function addWaits(facts) {
     facts.free[i] = free;
     facts.made[i] = made;
     facts.inputThere[i] = there;
-    facts.waitedFor[i] = there > free ? INPUT : free > there ? ORDER : NOTHING;
-    facts.waitForInput[i] = Math.max(Math.min(there, start) - free, 0);
-    facts.waitForRank[i] = Math.max(Math.min(free, start) - there, 0);
-    facts.late[i] = Math.max(start - Math.max(free, there), 0);
+    facts.waitedFor[i] = there - free > tiny ? INPUT : free - there > tiny ? ORDER : NOTHING;
+    facts.waitForInput[i] = fromZero(Math.min(there, start) - free, tiny);
+    facts.waitForRank[i] = fromZero(Math.min(free, start) - there, tiny);
+    facts.late[i] = fromZero(start - Math.max(free, there), tiny);
   }
 }
 
@@ -76,7 +82,7 @@ function heldByMemory(facts) {
     for (let i = end - 1, forward = -1; i >= first; i--) {
       if (schedule.kinds[i] === F) forward = i;
       waiting -= weightsLeft(schedule.kinds[i]);
-      if (forward < 0 || waiting !== 0 || facts.inputThere[forward] > facts.free[i]) continue;
+      if (forward < 0 || waiting !== 0 || facts.inputThere[forward] > facts.free[i] + facts.tiny) continue;
       const needed = facts.memoryBefore[i] + costs.activation[schedule.stages[forward]];
       held[i] = needed > limits[rank] * (1 + 1e-9) ? 1 : 0;
     }
@@ -94,7 +100,7 @@ function addIdle(facts) {
   const held = heldByMemory(facts);
   const idle = { start: [], end: [], cause: [], offsets: [0] };
   const add = (start, end, cause) => {
-    if (!(end > start)) return;
+    if (!(end - start > facts.tiny)) return;
     idle.start.push(start);
     idle.end.push(end);
     idle.cause.push(cause);
@@ -162,7 +168,7 @@ function slackUntil(facts, deadline) {
     const travel = Math.max(there - facts.made[i], 0);
     latest[needs[i]] = Math.min(latest[needs[i]], begin - travel);
   }
-  return latest.map((end, i) => Math.max(end - timeline.end[i], 0));
+  return latest.map((end, i) => fromZero(end - timeline.end[i], facts.tiny));
 }
 
 function addPath(facts, lasts) {
@@ -186,7 +192,7 @@ function addPath(facts, lasts) {
       transfer += Math.max(there - timeline.end[previous], 0);
     }
   });
-  const wait = Math.max(facts.finish - facts.origin - compute - transfer, 0);
+  const wait = fromZero(facts.finish - facts.origin - compute - transfer, facts.tiny);
   facts.split = { compute, transfer, wait };
 }
 
@@ -201,5 +207,5 @@ function lossOf(facts, planned, i) {
 function mostLost(facts, planned, count) {
   const losses = Array.from(facts.free, (_, i) => ({ op: i, lost: lossOf(facts, planned, i) }));
   losses.sort((a, b) => b.lost - a.lost || a.op - b.op);
-  return losses.slice(0, count).filter(({ lost }) => lost > 0);
+  return losses.slice(0, count).filter(({ lost }) => lost > facts.tiny);
 }

@@ -69,7 +69,7 @@ function waitText(facts, i, time) {
   const need = schedule.needs[i];
   const there = Math.min(facts.inputThere[i], facts.timeline.start[i]);
   const travel = there - Math.max(facts.made[i], facts.free[i]);
-  const transfer = travel > 0 ? `, transfer ${time(travel)} of it` : "";
+  const transfer = travel > facts.tiny ? `, transfer ${time(travel)} of it` : "";
   const from = `${opName(schedule, need)} on rank ${schedule.ranks[need]}`;
   return `its input from ${from}: idle ${time(facts.waitForInput[i])}${transfer}`;
 }

@@ -5,7 +5,9 @@ const KINDS = ["F", "B", "W", "BW"];
 const [F, B, W, BW] = [0, 1, 2, 3];
 
 function decodeArray(text, Type) {
-  const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+  const characters = atob(text);
+  const bytes = new Uint8Array(characters.length);
+  for (let k = 0; k < bytes.length; k++) bytes[k] = characters.charCodeAt(k);
   return new Type(bytes.buffer);
 }
 

@@ -14,7 +14,7 @@ function readColors() {
     colors[name] = getComputedStyle(probe).color;
   }
   probe.remove();
-  colors.pixels = Object.fromEntries(COLOR_NAMES.map((name) => [name, pixelOf(colors[name])]));
+  colors.pixels = Uint32Array.from([...KINDS, "idle"], (name) => pixelOf(colors[name]));
   colors.hatches = KINDS.map((_, kind) => hatch(kind, colors["on-op"]));
   colors.idleHatch = dots(colors["idle-text"]);
   return colors;

@@ -35,11 +35,13 @@ function drawInterval(scene, panel, facts, lane, k) {
     context.fillStyle = colors.idleHatch;
     context.fillRect(x, y, width, lane.height);
   }
+  if (width < 24) return;
   const size = Math.min(11, lane.height - 2);
-  const text = idleLabels(panel, facts, k).find((each) => each.length * size * 0.52 + 8 <= width);
-  if (!text) return;
   context.font = `${size}px ${scene.fontFamily}`;
-  const textWidth = context.measureText(text).width;
+  const widthOf = (text) => context.measureText(text).width;
+  const text = idleLabels(panel, facts, k).find((each) => widthOf(each) + 6 <= width);
+  if (!text) return;
+  const textWidth = widthOf(text);
   context.fillStyle = colors.idle;
   context.fillRect(x + (width - textWidth) / 2 - 2, y + 1, textWidth + 4, lane.height - 2);
   context.fillStyle = colors["idle-text"];
@@ -53,6 +55,7 @@ function idleLabels(panel, facts, k) {
   const { idle } = facts;
   const share = percent((idle.end[k] - idle.start[k]) / (facts.finish - facts.origin), 1);
   const name = causeName(panel.schedule, idle.cause[k]);
-  const short = name.replace("waits for", "").replace(/ of stage | on rank .*/g, "").trim();
+  const isWait = idle.cause[k] >= CAUSES.length;
+  const short = isWait ? name.replace(/waits for | of stage | on rank .*/g, "") : name.split(" ")[0];
   return [`${name} ${share}`, `${short} ${share}`, share];
 }

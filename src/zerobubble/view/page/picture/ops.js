@@ -56,36 +56,46 @@ function drawLabel(scene, schedule, i, x, y, width, height) {
   context.fillText(text, x + width / 2, y + height / 2 + 0.5);
 }
 
-// Shares of F, B and W (and BW, stacked from the top), the rest idle, in columns of real pixels.
+// Shares of F, B, W and BW, stacked from the top, and the rest idle, in columns of real pixels.
 function drawDensity(scene, panel, run, lane, first, end) {
   const { layout, ratio, context, colors } = scene;
   const columns = Math.ceil((layout.width - LEFT - RIGHT) * ratio);
-  const shares = sharesOfColumns(scene, panel.schedule, panel.runs[run], first, end, columns);
   const height = Math.max(Math.round(lane.height * ratio), 1);
+  const shares = sharesOfColumns(scene, panel.schedule, panel.runs[run], first, end, columns);
   const image = context.createImageData(columns, height);
-  const pixels = new Uint32Array(image.data.buffer).fill(colors.pixels.idle);
-  for (let column = 0; column < columns; column++) {
-    let [share, y] = [0, 0];
-    for (let kind = 0; kind < KINDS.length; kind++) {
-      share += shares[column * KINDS.length + kind];
-      const bottom = Math.round(Math.min(share, 1) * height);
-      for (; y < bottom; y++) pixels[y * columns + column] = colors.pixels[KINDS[kind]];
-    }
-  }
+  fillColumns(new Uint32Array(image.data.buffer), shares, columns, height, colors.pixels);
   context.putImageData(image, Math.round(LEFT * ratio), Math.round((lane.y - scene.scroll) * ratio));
   scene.stats.columns += columns;
 }
 
+// `colors` has those of F, B, W and BW, then that of idle time.
+function fillColumns(pixels, shares, columns, height, colors) {
+  const numKinds = KINDS.length;
+  pixels.fill(colors[numKinds]);
+  for (let column = 0; column < columns; column++) {
+    let share = 0;
+    let place = column;
+    for (let kind = 0; kind < numKinds; kind++) {
+      share += shares[column * numKinds + kind];
+      const bottom = Math.round(Math.min(share, 1) * height) * columns;
+      for (; place < bottom; place += columns) pixels[place] = colors[kind];
+    }
+  }
+}
+
 function sharesOfColumns(scene, schedule, { facts, timeline }, first, end, columns) {
   const { layout, ratio } = scene;
+  const { kinds } = schedule;
+  const { start: starts, end: ends } = timeline;
   const scale = layout.scale * ratio;
+  const shift = facts.origin + layout.from;
   const shares = new Float32Array(columns * KINDS.length);
   for (let i = first; i < end; i++) {
-    const from = Math.max((timeline.start[i] - facts.origin - layout.from) * scale, 0);
-    const to = Math.min((timeline.end[i] - facts.origin - layout.from) * scale, columns);
-    for (let column = Math.floor(from); column < to; column++) {
+    const from = Math.max((starts[i] - shift) * scale, 0);
+    const to = Math.min((ends[i] - shift) * scale, columns);
+    for (let column = from | 0; column < to; column++) {
       const part = Math.min(to, column + 1) - Math.max(from, column);
-      shares[column * KINDS.length + schedule.kinds[i]] += part;
+      shares[column * KINDS.length + kinds[i]] += part;
     }
   }
   return shares;
