@@ -90,13 +90,16 @@ def measured_runs(draw):
 
 
 def _measured_step(random, number, schedule, costs):
-    marks = [
-        np.cumsum([random.randrange(9) / 8 for _ in range(2 * len(order))])
-        for order in schedule.orders
-    ]
-    host = [[each - random.randrange(9) / 8 for each in of_rank] for of_rank in marks]
-    start, end = (tuple(each[side::2] for each in marks) for side in (0, 1))
-    host_start, host_end = (tuple(np.array(each[side::2]) for each in host) for side in (0, 1))
+    def marks():
+        return [
+            np.cumsum([random.randrange(9) / 8 for _ in range(2 * len(order))])
+            for order in schedule.orders
+        ]
+
+    device, host = marks(), marks()
+    start, end, host_start, host_end = (
+        tuple(each[side::2] for each in clock) for clock in (device, host) for side in (0, 1)
+    )
     timeline = Timeline(schedule, costs or Costs.of_ranks(schedule.placement), start, end)
     holders = schedule.placement.stage_to_rank
     transfers = tuple(

@@ -189,6 +189,10 @@ def without(value, key):
             step(end=[[1.0, 3.5], [2.5, 3.5]]),
             "steps[0]: rank 0: BW0 of stage 0 (op 1) ends before it starts: times ",
         ),
+        (
+            step(host_end=[[-0.25, 3.75], [1.25, 2.25]]),
+            "steps[0]: host of rank 0: F0 of stage 0 (op 0) ends before it starts: times ",
+        ),
         (step(transfers=1), "steps[0]: transfers must be a list, not 1"),
         (step(transfers=[1]), "steps[0]: transfers[0]: it must be an object, not 1"),
         (transfer(op="X"), "steps[0]: transfers[0]: op: 'X' is not an op: write kind, microbatch "),

@@ -18,19 +18,16 @@ from zerobubble.cli._arguments import (
     Sources,
     StepFlag,
 )
+from zerobubble.cli._measured import choose_step, find_run
 from zerobubble.cli._page import save_page
 from zerobubble.cli._parse import parse
 from zerobubble.cli._report import facts_row, print_json, row
 from zerobubble.cli._resolve import must_agree, read_costs, read_memory, resolve
 from zerobubble.errors import UsageError
-from zerobubble.formats import timeline
-from zerobubble.formats.reading import parse_json, read_text
-from zerobubble.measured import MeasuredRun, MeasuredStep
+from zerobubble.measured import MeasuredRun
 from zerobubble.verify import verify
 from zerobubble.view.html import MOST_PANELS, Panel
 from zerobubble.view.overlay import overlay
-
-_MEASURED = "timeline.json"
 
 
 @dataclass(frozen=True)
@@ -55,6 +52,8 @@ def run(argv: Sequence[str]) -> int:
     if not 1 <= len(files) <= MOST_PANELS:
         raise UsageError(f"view takes 1 to {MOST_PANELS} schedules or runs, not {len(files)}")
     panels = [_panel(file, asked) for file in files]
+    if asked.step is not None and not any(panel.measured for panel in panels):
+        raise UsageError("none of these is a measured run: leave out --step")
     save_page(panels, asked.out)
     if asked.json:
         print_json({"page": asked.out, "runs": [each for p in panels for each in _rows(p)]})
@@ -75,29 +74,13 @@ def _rows(panel: Panel) -> list[dict[str, Any]]:
 
 
 def _panel(file: str, asked: View) -> Panel:
-    measured = _measured(file)
+    measured = find_run(file)
     if measured is not None:
         return _overlay(file, measured, asked)
-    costs_text = asked.costs or UNIT_COSTS
-    schedule, costs = resolve(file, asked.ranks, asked.microbatches, costs_text)
+    schedule, costs = resolve(file, asked.ranks, asked.microbatches, asked.costs or UNIT_COSTS)
     limits = read_memory(asked.memory, schedule.num_ranks)
     verify(schedule, costs, limits)
     return Panel(schedule, costs, limits)
-
-
-def _measured(file: str) -> MeasuredRun | None:
-    """Read a measured run from its folder or file; None if this is something else."""
-    path = Path(file)
-    if path.is_dir():
-        if not (path / _MEASURED).is_file():
-            raise UsageError(f"{file} has no {_MEASURED}: it is not the folder of a training run")
-        return timeline.load(path / _MEASURED)
-    if not file.endswith(".json") or not path.is_file():
-        return None
-    text = read_text(file)
-    value: Any = parse_json(text, file)
-    is_measured = isinstance(value, dict) and value.get("format") == timeline.FORMAT
-    return timeline.loads(text, file) if is_measured else None
 
 
 def _overlay(file: str, measured: MeasuredRun, asked: View) -> Panel:
@@ -106,13 +89,4 @@ def _overlay(file: str, measured: MeasuredRun, asked: View) -> Panel:
     must_agree(file, "microbatches", "-m", schedule.num_microbatches, asked.microbatches)
     costs = read_costs(asked.costs, schedule.placement) if asked.costs else None
     limits = read_memory(asked.memory, schedule.num_ranks)
-    return overlay(measured, _step(file, measured, asked.step), costs, limits)
-
-
-def _step(file: str, measured: MeasuredRun, number: int | None) -> MeasuredStep:
-    numbers = [step.number for step in measured.steps]
-    if not numbers:
-        raise UsageError(f"{file} has no measured step: train with more --trace-steps")
-    if number is not None and number not in numbers:
-        raise UsageError(f"{file} has no step {number}: it has {', '.join(map(str, numbers))}")
-    return measured.steps[-1 if number is None else numbers.index(number)]
+    return overlay(measured, choose_step(measured, file, asked.step), costs, limits)

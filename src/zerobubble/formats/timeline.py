@@ -157,11 +157,12 @@ def _costs(value: Any, schedule: Schedule) -> Costs | None:
 
 def _step(values: Mapping[str, Any], schedule: Schedule, costs: Costs | None) -> MeasuredStep:
     start, end = (_times(key, values[key], schedule) for key in ("start", "end"))
-    _require_order(start, end, schedule)
     host_start, host_end = (
         _times(key, values[key], schedule) if key in values else device
         for key, device in (("host_start", start), ("host_end", end))
     )
+    _require_order("", start, end, schedule)
+    _require_order("host of ", host_start, host_end, schedule)
     timeline = Timeline(schedule, costs or Costs.of_ranks(schedule.placement), start, end)
     transfers = _list("transfers", values.get("transfers", []))
     read = (
@@ -186,7 +187,9 @@ def _times(key: str, value: Any, schedule: Schedule) -> tuple[Floats, ...]:
     return tuple(found)
 
 
-def _require_order(start: Sequence[Floats], end: Sequence[Floats], schedule: Schedule) -> None:
+def _require_order(
+    what: str, start: Sequence[Floats], end: Sequence[Floats], schedule: Schedule
+) -> None:
     """Refuse ops that end before they start, or overlap on their rank."""
     for rank in range(schedule.num_ranks):
         marks = np.column_stack((start[rank], end[rank])).reshape(-1)
@@ -194,7 +197,7 @@ def _require_order(start: Sequence[Floats], end: Sequence[Floats], schedule: Sch
             index, is_end = divmod(int(falls[0]) + 1, 2)
             op = f"{schedule.op(schedule.orders[rank][index])} (op {index})"
             problem = "ends before it starts" if is_end else "starts before the op ahead of it ends"
-            _fail(f"rank {rank}: {op} {problem}: times must not fall along a rank's order")
+            _fail(f"{what}rank {rank}: {op} {problem}: times must not fall along a rank's order")
 
 
 def _transfer(value: Any, schedule: Schedule) -> Transfer:
