@@ -118,6 +118,16 @@ def test_span_slack_makes_no_rank_end_later_than_the_span_allows(timeline, data)
         assert bool((ends <= allowed).all()) is fits
 
 
+def test_span_slack_where_the_span_is_shorter_than_the_makespan():
+    facts = facts_of("zb-h2", transfer=0)
+    assert (facts.timeline.span, facts.timeline.makespan) == (24, 27)
+    last = place(facts, W(3, 7))
+    assert (facts.start[int(facts.offsets[3])], facts.end[last]) == (3, 27)
+    assert (facts.slack[last], facts.span_slack[last]) == (0, 0)
+    last = place(facts, W(0, 7))
+    assert (facts.end[last], facts.slack[last], facts.span_slack[last]) == (24, 3, 0)
+
+
 def test_a_measured_arrival_and_a_late_start_are_told_apart():
     """F0 of stage 1 could start at 1.25, its message came at 2, and it started at 2.5."""
     timeline = facts_of("1f1b", 2, 1).timeline
