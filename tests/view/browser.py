@@ -36,3 +36,49 @@ def launch():
             yield browser
         finally:
             browser.close()
+
+
+def point(page, op, panel=0, run=0):
+    """Where an op is drawn, in the window; `op` is its index."""
+    place = {"panel": panel, "run": run, "op": op}
+    found = page.evaluate("(place) => zerobubble.viewer.placeOf(place)", place)
+    return found["x"], found["y"]
+
+
+def draw(page):
+    """Draw now instead of at the next frame."""
+    page.evaluate("zerobubble.viewer.draw()")
+
+
+def pixel(page, x, y):
+    """The red, green and blue of the canvas at a point of the window."""
+    return page.evaluate(
+        """([x, y]) => {
+          const { canvas } = zerobubble.viewer;
+          const box = canvas.getBoundingClientRect();
+          const copy = Object.assign(document.createElement("canvas"), { width: 1, height: 1 });
+          const context = copy.getContext("2d");
+          context.drawImage(canvas, box.left - x, box.top - y);
+          return [...context.getImageData(0, 0, 1, 1).data].slice(0, 3);
+        }""",
+        [x, y],
+    )
+
+
+def terms(page, selector):
+    """Read a description list."""
+    return page.eval_on_selector(
+        selector,
+        "(list) => Object.fromEntries([...list.querySelectorAll('dt')].map((dt) =>"
+        "[dt.textContent, dt.nextSibling.textContent]))",
+    )
+
+
+def rows(page, selector):
+    return page.eval_on_selector_all(
+        f"{selector} tbody tr", "(rows) => rows.map((r) => [...r.children].map((c) => c.innerText))"
+    )
+
+
+def state(page, name):
+    return page.evaluate(f"zerobubble.viewer.state.{name}")

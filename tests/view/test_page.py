@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.view.browser import draw, pixel, point, rows, state, terms
 from tests.view.pretended import delayed, measured_of
 from zerobubble.cli._resolve import resolve
 from zerobubble.costs import Costs
@@ -41,52 +42,6 @@ def index_of(panel, op):
     return int(Facts(timeline_of(panel)).index_of[panel.schedule.code(op)])
 
 
-def point(page, op, panel=0, run=0):
-    """Where an op is drawn, in the window; `op` is its index."""
-    place = {"panel": panel, "run": run, "op": op}
-    found = page.evaluate("(place) => zerobubble.viewer.placeOf(place)", place)
-    return found["x"], found["y"]
-
-
-def draw(page):
-    """Draw now instead of at the next frame."""
-    page.evaluate("zerobubble.viewer.draw()")
-
-
-def pixel(page, x, y):
-    """The red, green and blue of the canvas at a point of the window."""
-    return page.evaluate(
-        """([x, y]) => {
-          const { canvas } = zerobubble.viewer;
-          const box = canvas.getBoundingClientRect();
-          const copy = Object.assign(document.createElement("canvas"), { width: 1, height: 1 });
-          const context = copy.getContext("2d");
-          context.drawImage(canvas, box.left - x, box.top - y);
-          return [...context.getImageData(0, 0, 1, 1).data].slice(0, 3);
-        }""",
-        [x, y],
-    )
-
-
-def terms(page, selector):
-    """Read a description list."""
-    return page.eval_on_selector(
-        selector,
-        "(list) => Object.fromEntries([...list.querySelectorAll('dt')].map((dt) =>"
-        "[dt.textContent, dt.nextSibling.textContent]))",
-    )
-
-
-def rows(page, selector):
-    return page.eval_on_selector_all(
-        f"{selector} tbody tr", "(rows) => rows.map((r) => [...r.children].map((c) => c.innerText))"
-    )
-
-
-def state(page, name):
-    return page.evaluate(f"zerobubble.viewer.state.{name}")
-
-
 def hash_of(page):
     page.wait_for_timeout(300)
     return page.evaluate("location.hash")
@@ -113,6 +68,23 @@ def test_hover_tells_all_about_an_op(open_page):
     assert terms(page, "#tip")["slack"] == "0.75 in the step, 4.5 in the span"
     page.mouse.move(5, 5)
     assert page.is_hidden("#tip")
+
+
+def test_hover_tells_why_a_rank_is_idle(open_page):
+    page = open_page(panel_of())
+    x, y = point(page, 3)
+    scale = page.evaluate("zerobubble.viewer.layout().scale")
+    page.mouse.move(x + 1.5 * scale, y)
+    assert terms(page, "#tip") == {
+        "idle": "memory limit",
+        "rank": "0",
+        "time": "4 to 8.25, takes 4.25",
+        "share": "14.2% of the makespan",
+    }
+    page.mouse.move(x + 4.9 * scale, y)
+    assert terms(page, "#tip")["idle"] == "transfer"
+    page.mouse.click(x + 4.9 * scale, y)
+    assert state(page, "selected") is None
 
 
 def test_a_click_lights_up_the_way_of_the_microbatch(open_page):
@@ -222,11 +194,11 @@ def test_four_schedules_share_one_axis(open_page):
 
 
 def test_names_are_text(open_page):
-    name = "</script><script>alert(1)</script>\"'&<!--<script>\u2028"
+    name = "</script ><script>alert(1)</script>\"'&<!--<script>\u2028"
     panel = panel_of(limit=None)
     page = open_page(replace(panel, schedule=panel.schedule.renamed(name), note="<b>bold</b>"))
     assert page.text_content("#summary tbody th") == name
-    assert page.title().startswith("</script><script>alert(1)</script>\"'&<!--")
+    assert page.title().startswith("</script ><script>alert(1)</script>\"'&<!--")
     assert page.locator("script").count() == 2
 
 

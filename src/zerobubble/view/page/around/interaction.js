@@ -12,11 +12,13 @@ function listenToPointer(viewer) {
     canvas.setPointerCapture(event.pointerId);
   });
   canvas.addEventListener("pointermove", (event) => {
-    if (!grip) return viewer.set({ hovered: viewer.opAt(event.clientX, event.clientY) });
+    if (!grip) return viewer.set({ hovered: viewer.placeAt(event.clientX, event.clientY) });
     return drag(viewer, grip, event);
   });
   canvas.addEventListener("pointerup", (event) => {
-    if (grip && !grip.moved) viewer.set({ selected: viewer.opAt(event.clientX, event.clientY), critical: false });
+    const place = viewer.placeAt(event.clientX, event.clientY);
+    const selected = place?.op === undefined ? null : place;
+    if (grip && !grip.moved) viewer.set({ selected, critical: false });
     grip = null;
   });
   canvas.addEventListener("pointercancel", () => (grip = null));

@@ -79,22 +79,23 @@ class Viewer {
     drawFrame({ context, colors, panels, state, stats, fontFamily, layout, ratio, scroll, height });
   }
 
-  // The op at a point of the window.
-  opAt(clientX, clientY) {
+  // The op or idle interval at a point of the window.
+  placeAt(clientX, clientY) {
     const box = this.canvas.getBoundingClientRect();
     const y = clientY - box.top;
-    return y < AXIS ? null : opAt(this.panels, this.layout(), clientX - box.left, y + this.scroller.scrollTop);
+    return y < AXIS ? null : placeAt(this.panels, this.layout(), clientX - box.left, y + this.scroller.scrollTop);
   }
 
-  // The point of the window where an op is drawn.
+  // The point of the window where that is drawn.
   placeOf(place) {
     const box = this.canvas.getBoundingClientRect();
     const { x, y } = placeOf(this.panels, this.layout(), place);
     return { x: box.left + x, y: box.top + y - this.scroller.scrollTop };
   }
 
-  describe({ panel, run, op }) {
-    return describe(this.panels[panel], this.panels[panel].runs[run], op);
+  describe({ panel, run, op, interval, rank }) {
+    const shown = [this.panels[panel], this.panels[panel].runs[run]];
+    return op === undefined ? describeIdle(...shown, interval, rank) : describe(...shown, op);
   }
 
   // Show factor times less time, with the time at x staying where it is.

@@ -59,6 +59,18 @@ function describe(panel, run, i) {
   return lines;
 }
 
+function describeIdle(panel, run, k, rank) {
+  const { idle, origin, finish } = run.facts;
+  const [start, end] = [idle.start[k] - origin, idle.end[k] - origin];
+  const unit = panel.unit ? ` ${panel.unit}` : "";
+  return [
+    ["idle", causeName(panel.schedule, idle.cause[k])],
+    ["rank", String(rank)],
+    ["time", `${general(start)} to ${general(end)}${unit}, takes ${general(end - start)}${unit}`],
+    ["share", `${percent((end - start) / (finish - origin), 1)} of the makespan`],
+  ];
+}
+
 function waitText(facts, i, time) {
   const { schedule } = facts;
   if (facts.waitedFor[i] === NOTHING) return "nothing";

@@ -32,7 +32,7 @@ function drawHighlights(scene) {
     });
   });
   const { selected, hovered } = scene.state;
-  if (hovered) outline(scene, hovered, scene.colors.text, 1.5);
+  if (hovered?.op !== undefined) outline(scene, hovered, scene.colors.text, 1.5);
   if (selected) outline(scene, selected, scene.colors.accent, 2.5);
 }
 

@@ -72,8 +72,8 @@ function search(values, low, high, bound) {
   return low;
 }
 
-// Which op lies at a point of the canvas, in rows that are scrolled by so much?
-function opAt(panels, layout, x, y) {
+// Which op lies at a point of the canvas, or else which idle interval, in rows that are not scrolled?
+function placeAt(panels, layout, x, y) {
   const row = layout.rows.find((each) => y >= each.y && y < each.y + each.ops);
   if (!row || x < LEFT || x > layout.width - RIGHT) return null;
   const panel = panels[row.panel];
@@ -82,15 +82,17 @@ function opAt(panels, layout, x, y) {
   const [op] = visibleOps(panel, run, row.rank, time, time);
   const { facts, timeline } = panel.runs[run];
   const isThere = op < panel.schedule.offsets[row.rank + 1] && timeline.start[op] - facts.origin <= time;
-  return isThere ? { panel: row.panel, run, op } : null;
+  if (isThere) return { panel: row.panel, run, op };
+  const [interval] = visibleIdle(facts, row.rank, { from: time, to: time });
+  return interval === undefined ? null : { panel: row.panel, run, interval, rank: row.rank };
 }
 
-// The middle of an op on the canvas, unscrolled.
-function placeOf(panels, layout, { panel, run, op }) {
-  const rank = panels[panel].schedule.ranks[op];
+// The middle of an op or idle interval on the canvas, unscrolled.
+function placeOf(panels, layout, { panel, run, op, interval, rank = panels[panel].schedule.ranks[op] }) {
   const row = layout.rows.find((each) => each.panel === panel && each.rank === rank);
   const lane = laneOf(row, panels[panel], run);
   const { facts, timeline } = panels[panel].runs[run];
-  const middle = (timeline.start[op] + timeline.end[op]) / 2 - facts.origin;
+  const [{ start, end }, i] = op === undefined ? [facts.idle, interval] : [timeline, op];
+  const middle = (start[i] + end[i]) / 2 - facts.origin;
   return { x: xOf(layout, middle), y: lane.y + lane.height / 2, row };
 }
