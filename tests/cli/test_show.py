@@ -69,6 +69,15 @@ def test_the_picture_and_the_numbers_are_shown(zerobubble):
     assert out == f"{title}\n{draw(timeline)}\n{summarize(timeline)}\n{explain(Facts(timeline))}\n"
 
 
+@pytest.mark.parametrize("width", [40, 80, 133])
+def test_a_terminal_is_not_overrun(zerobubble, monkeypatch, width):
+    monkeypatch.setattr("zerobubble.cli._report.terminal_width", lambda: width)
+    lines = zerobubble("show", "zb-v", "-p", 8, "-m", 8, "--costs", "1,1,1,.1").out.splitlines()
+    below = lines[lines.index("peak memory 8") :]
+    assert max(map(len, below)) <= width
+    assert " ".join(" ".join(below).split()).count("idle on rank") == 8
+
+
 def test_the_limit_is_a_cause(zerobubble):
     out = zerobubble("show", "zb-h1", *SIZE, "--memory", 4).out
     assert "idle on rank 0: memory limit 11.1%\n" in out

@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -51,8 +52,15 @@ def print_timeline(timeline: Timeline, limits: Sequence[float] | None = None) ->
         f"placement {schedule.placement}"
     )
     print(draw(timeline, terminal_width(), is_colored()))
-    print(summarize(timeline))
-    print(explain(facts_of(timeline, limits), terminal_width()))
+    print(_wrapped(summarize(timeline), terminal_width()))
+    print(_wrapped(explain(facts_of(timeline, limits)), terminal_width()))
+
+
+def _wrapped(text: str, width: int | None) -> str:
+    """Break lines that are longer than the terminal is wide."""
+    if width is None:
+        return text
+    return "\n".join(fill(line, max(width, 2), subsequent_indent=" ") for line in text.split("\n"))
 
 
 def facts_of(timeline: Timeline, limits: Sequence[float] | None) -> Facts:

@@ -5,10 +5,10 @@ from zerobubble.view.facts import Facts
 _MOST_RANKS = 8
 
 
-def explain(facts: Facts, width: int | None = None) -> str:
+def explain(facts: Facts) -> str:
     """Write the facts of a timeline, one line for each rank or, if there are many, for all.
 
-    Shares are of the makespan; lines are cut at the width.
+    Shares are of the makespan.
 
     >>> from zerobubble import Costs, build, simulate
     >>> timeline = simulate(build("1f1b", num_ranks=2, num_microbatches=2), Costs.uniform(2))
@@ -18,8 +18,7 @@ def explain(facts: Facts, width: int | None = None) -> str:
     idle on rank 0: waits for BW of stage 1 on rank 1 33.3%
     idle on rank 1: drain 22.2%, warm-up 11.1%
     """
-    lines = [_critical_path(facts), *_peak(facts), *_idle(facts)]
-    return "\n".join(_cut(line, width) for line in lines)
+    return "\n".join([_critical_path(facts), *_peak(facts), *_idle(facts)])
 
 
 def _critical_path(facts: Facts) -> str:
@@ -57,9 +56,3 @@ def _idle(facts: Facts) -> list[str]:
 
 def _shares(causes: dict[str, float], makespan: float) -> str:
     return ", ".join(f"{cause} {time / makespan:.1%}" for cause, time in causes.items()) or "never"
-
-
-def _cut(line: str, width: int | None) -> str:
-    if width is None or len(line) <= width:
-        return line
-    return line[: max(width - 4, 0)] + " ..."[: max(width, 0)]

@@ -3,7 +3,8 @@
 function fail(error) {
   const message = element("message");
   const reason = error?.message ?? String(error);
-  message.textContent = `This page cannot show its data: ${reason}. Write it again with "zerobubble view".`;
+  const fix = 'Write it again with "zerobubble view".';
+  message.textContent = `This page cannot show its data: ${reason}. ${fix}`;
   message.hidden = false;
   element("content").hidden = true;
 }
@@ -22,7 +23,8 @@ function start() {
   addControls(viewer);
   listenToPointer(viewer);
   listenToKeys(viewer);
-  const showRuns = () => [showSummary, showCritical, showIdle, showLost, showAll].forEach((show) => show(viewer));
+  const tables = [showSummary, showCritical, showIdle, showLost, showAll];
+  const showRuns = () => tables.forEach((show) => show(viewer));
   viewer.onChange(["factors"], showRuns);
   viewer.onChange(["selected", "factors"], () => showSelection(viewer));
   viewer.onChange(["hovered", "window", "factors"], () => showTip(viewer));
@@ -37,7 +39,7 @@ function start() {
 }
 
 // For tests and the console: what is shown, and the same model that shows it.
-const zerobubble = { readPanel, plan, idleByCause, causeName, describe, mostLost, wayOfMicrobatch, general, percent };
+const zerobubble = { readPanel, plan, idleByCause, causeName, wayOfMicrobatch, general, percent };
 window.zerobubble = zerobubble;
 addEventListener("error", (event) => fail(event.error ?? event.message));
 addEventListener("DOMContentLoaded", () => {

@@ -8,6 +8,8 @@ const SLIDERS = {
   kept: { max: 1, text: "kept" },
 };
 
+const PREFERS_DARK = matchMedia("(prefers-color-scheme: dark)");
+
 function addControls(viewer) {
   for (const name of Object.keys(TOGGLES)) {
     const button = element(`toggle-${name}`);
@@ -16,16 +18,18 @@ function addControls(viewer) {
     viewer.onChange([name], show);
     show();
   }
-  element("theme").addEventListener("click", () => viewer.set({ theme: isDark() ? "light" : "dark" }));
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => viewer.set({ theme: viewer.state.theme }));
-  element("fit").addEventListener("click", () => viewer.set({ window: null }));
-  element("neutral").addEventListener("click", () => viewer.set({ factors: initialState().factors }));
+  const onClick = (id, changes) =>
+    element(id).addEventListener("click", () => viewer.set(changes()));
+  onClick("theme", () => ({ theme: isDark() ? "light" : "dark" }));
+  onClick("fit", () => ({ window: null }));
+  onClick("neutral", () => ({ factors: initialState().factors }));
+  PREFERS_DARK.addEventListener("change", () => viewer.set({ theme: viewer.state.theme }));
   element("sliders").replaceChildren(...FACTORS.map((name) => slider(viewer, name)));
 }
 
 function isDark() {
   const chosen = document.documentElement.dataset.theme;
-  return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  return chosen ? chosen === "dark" : PREFERS_DARK.matches;
 }
 
 function slider(viewer, name) {
@@ -39,8 +43,11 @@ function slider(viewer, name) {
     input.value = value;
     output.textContent = unit ? `${general(value)}${unit}` : `× ${general(value)}`;
   };
-  input.addEventListener("input", () => viewer.set({ factors: { ...viewer.state.factors, [name]: Number(input.value) } }));
+  input.addEventListener("input", () => {
+    viewer.set({ factors: { ...viewer.state.factors, [name]: Number(input.value) } });
+  });
   viewer.onChange(["factors"], show);
   show();
-  return make("div", "", { class: "slider" }, make("label", text, { for: `factor-${name}` }), input, output);
+  const label = make("label", text, { for: `factor-${name}` });
+  return make("div", "", { class: "slider" }, label, input, output);
 }

@@ -17,14 +17,17 @@ function makeTable(caption, header, rows) {
   const heads = header.map((text) => make("th", text, { scope: "col" }));
   const lines = rows.map((cells) => {
     const [name, ...rest] = cells.map(String);
-    return make("tr", "", {}, make("th", name, { scope: "row" }), ...rest.map((text) => make("td", text)));
+    const datums = rest.map((text) => make("td", text));
+    return make("tr", "", {}, make("th", name, { scope: "row" }), ...datums);
   });
   const head = make("thead", "", {}, make("tr", "", {}, ...heads));
   return make("table", "", {}, make("caption", caption), head, make("tbody", "", {}, ...lines));
 }
 
 function allRuns(viewer) {
-  return viewer.panels.flatMap((panel) => panel.runs.map((run) => ({ panel, run, name: runName(panel, run) })));
+  return viewer.panels.flatMap((panel) =>
+    panel.runs.map((run) => ({ panel, run, name: runName(panel, run) })),
+  );
 }
 
 function showSummary(viewer) {
@@ -42,8 +45,11 @@ function descriptionList(pairs) {
 
 function showSelection(viewer) {
   const { selected } = viewer.state;
-  const hint = [make("dd", "Click an op, or press Tab in the picture: its microbatch lights up.", { class: "quiet" })];
-  element("selection").replaceChildren(...(selected ? descriptionList(viewer.describe(selected)) : hint));
+  const hint = "Click an op, or press Tab in the picture: its microbatch lights up.";
+  const shown = selected
+    ? descriptionList(viewer.describe(selected))
+    : [make("dd", hint, { class: "quiet" })];
+  element("selection").replaceChildren(...shown);
 }
 
 function showTip(viewer) {
@@ -83,7 +89,9 @@ function showCritical(viewer) {
 function showIdle(viewer) {
   const parts = allRuns(viewer).flatMap(({ panel, run, name }) => {
     const total = lengthOf(run) * panel.schedule.numRanks || 1;
-    const rows = idleOfAllRanks(run.facts).map(([cause, time]) => [cause, general(time), percent(time / total, 1)]);
+    const share = (time) => percent(time / total, 1);
+    const sums = idleOfAllRanks(run.facts);
+    const rows = sums.map(([cause, time]) => [cause, general(time), share(time)]);
     const more = rows.splice(MOST_CAUSES);
     if (more.length) rows.push([`${more.length} more causes`, "", ""]);
     if (!rows.length) return [make("h3", name), make("p", "No rank is ever idle.")];
@@ -107,8 +115,9 @@ function showLost(viewer) {
     const { facts } = panel.measured;
     const rows = mostLost(facts, panel.planned.facts, MOST_LOST).map(({ op, lost }) => {
       const took = ({ timeline }) => general(timeline.end[op] - timeline.start[op]);
-      return [opName(panel.schedule, op), panel.schedule.ranks[op], took(panel.planned), took(panel.measured),
-        general(facts.late[op]), general(lost)]; // prettier-ignore
+      const name = [opName(panel.schedule, op), panel.schedule.ranks[op]];
+      const times = [took(panel.planned), took(panel.measured)];
+      return [...name, ...times, general(facts.late[op]), general(lost)];
     });
     const header = ["op", "rank", "planned", "measured", "late", "lost"];
     return makeTable(`${panel.title}${panel.note ? ` (${panel.note})` : ""}`, header, rows);
@@ -120,8 +129,9 @@ function showLost(viewer) {
 function showAll(viewer) {
   const details = element("all");
   if (!details.open) return;
+  const header = ["rank", "idle time by cause", "peak memory", "peak op"];
   const parts = allRuns(viewer).flatMap(({ panel, run, name }) => [
-    makeTable(`${name}: ranks`, ["rank", "idle time by cause", "peak memory", "peak op"], rankRows(panel, run)),
+    makeTable(`${name}: ranks`, header, rankRows(panel, run)),
     opTable(panel, run, name),
   ]);
   element("all-tables").replaceChildren(...parts);
@@ -131,18 +141,22 @@ function rankRows(panel, run) {
   const { schedule } = panel;
   return idleByCause(run.facts).map((pairs, rank) => {
     const share = (time) => percent(time / (lengthOf(run) || 1), 1);
-    const causes = pairs.map(([cause, time]) => `${causeName(schedule, cause)} ${general(time)} (${share(time)})`);
+    const causes = pairs.map(
+      ([cause, time]) => `${causeName(schedule, cause)} ${general(time)} (${share(time)})`,
+    );
     const peak = run.facts.peaks[rank];
     const op = peak ? opName(schedule, peak.op) : "";
-    return [`rank ${rank}`, causes.join(", ") || "none", general(run.summary.peak_memory_per_rank[rank]), op];
+    const memory = general(run.summary.peak_memory_per_rank[rank]);
+    return [`rank ${rank}`, causes.join(", ") || "none", memory, op];
   });
 }
 
 function opTable(panel, run, name) {
   const { numOps } = panel.schedule;
-  if (numOps > MOST_OPS_IN_TABLE)
-    return make("p", `${name} has ${numOps} ops: too many for a table; Tab goes through them in the picture.`);
-  const labels = describe(panel, run, 0).map(([label]) => label).filter((label) => label !== "late");
+  const instead = "too many for a table; Tab goes through them in the picture.";
+  if (numOps > MOST_OPS_IN_TABLE) return make("p", `${name} has ${numOps} ops: ${instead}`);
+  const found = describe(panel, run, 0).map(([label]) => label);
+  const labels = found.filter((label) => label !== "late");
   const rows = Array.from({ length: numOps }, (_, i) => {
     const found = Object.fromEntries(describe(panel, run, i));
     return labels.map((label) => found[label]);

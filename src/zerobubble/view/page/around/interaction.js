@@ -55,7 +55,7 @@ function listenToKeys(viewer) {
     if (pressKey(viewer, event)) event.preventDefault();
   });
   document.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, textarea")) return;
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input")) return;
     if (event.key === "c") viewer.set({ critical: !viewer.state.critical });
     if (event.key === "m") viewer.set({ memory: !viewer.state.memory });
     if (event.key === "i") viewer.set({ idle: !viewer.state.idle });
@@ -67,6 +67,8 @@ function listenToKeys(viewer) {
 function pressKey(viewer, { key, shiftKey }) {
   const { from, to } = viewer.layout();
   const { selected } = viewer.state;
+  const goDown = (step) =>
+    selected ? choose(viewer, onOtherRank(viewer, selected, step)) : scrollRows(viewer, 60 * step);
   const actions = {
     "+": () => viewer.zoom(1.5),
     "=": () => viewer.zoom(1.5),
@@ -74,8 +76,8 @@ function pressKey(viewer, { key, shiftKey }) {
     Home: () => viewer.set({ window: null }),
     ArrowLeft: () => viewer.pan((from - to) / 10),
     ArrowRight: () => viewer.pan((to - from) / 10),
-    ArrowUp: () => (selected ? choose(viewer, onOtherRank(viewer, selected, -1)) : scrollRows(viewer, -60)),
-    ArrowDown: () => (selected ? choose(viewer, onOtherRank(viewer, selected, 1)) : scrollRows(viewer, 60)),
+    ArrowUp: () => goDown(-1),
+    ArrowDown: () => goDown(1),
   };
   if (key === "Tab") return tab(viewer, shiftKey ? -1 : 1);
   if (key === "Escape") viewer.hasLeft = true;

@@ -11,11 +11,13 @@ function initialState() {
 
 function writeHash(state) {
   const words = new URLSearchParams();
-  if (state.window) words.set("t", `${shortNumber(state.window.from)},${shortNumber(state.window.to)}`);
-  if (state.selected) words.set("op", [state.selected.panel, state.selected.run, state.selected.op].join(","));
+  const { window, selected } = state;
+  if (window) words.set("t", [window.from, window.to].map(shortNumber).join(","));
+  if (selected) words.set("op", [selected.panel, selected.run, selected.op].join(","));
   for (const [name, usual] of Object.entries(TOGGLES))
     if (state[name] !== usual) words.set(name, state[name] ? "1" : "0");
-  for (const name of FACTORS) if (state.factors[name] !== null) words.set(name, state.factors[name]);
+  for (const [name, factor] of Object.entries(state.factors))
+    if (factor !== null) words.set(name, factor);
   if (state.theme) words.set("theme", state.theme);
   return words.toString().replaceAll("%2C", ",");
 }
@@ -34,7 +36,8 @@ function readHash(hash, panels) {
   const [panel, run, op] = numbers("op");
   if (words.has("op") && panels[panel]?.runs[run] && op in panels[panel].schedule.codes)
     state.selected = { panel, run, op };
-  for (const name of Object.keys(TOGGLES)) if (words.has(name)) state[name] = words.get(name) === "1";
+  for (const name of Object.keys(TOGGLES))
+    if (words.has(name)) state[name] = words.get(name) === "1";
   for (const name of FACTORS) {
     const factor = Number(words.get(name));
     if (words.has(name) && factor >= 0 && factor <= 100) state.factors[name] = factor;

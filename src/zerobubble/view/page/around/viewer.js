@@ -82,8 +82,9 @@ class Viewer {
   // The op or idle interval at a point of the window.
   placeAt(clientX, clientY) {
     const box = this.canvas.getBoundingClientRect();
-    const y = clientY - box.top;
-    return y < AXIS ? null : placeAt(this.panels, this.layout(), clientX - box.left, y + this.scroller.scrollTop);
+    const [x, y] = [clientX - box.left, clientY - box.top];
+    if (y < AXIS) return null;
+    return placeAt(this.panels, this.layout(), x, y + this.scroller.scrollTop);
   }
 
   // The point of the window where that is drawn.

@@ -7,7 +7,8 @@ const [NOTHING, INPUT, ORDER] = [0, 1, 2];
 function findFacts(schedule, costs, timeline, limits) {
   const facts = { schedule, costs, timeline, limits };
   const lasts = lastOps(schedule);
-  facts.origin = Math.min(...schedule.offsets.slice(0, -1).map((i) => timeline.start[i] ?? Infinity));
+  const firsts = lasts.map((i) => schedule.offsets[schedule.ranks[i]]);
+  facts.origin = Math.min(...firsts.map((i) => timeline.start[i]));
   facts.finish = Math.max(...lasts.map((i) => timeline.end[i]));
   facts.tiny = 1e-9 * (facts.finish - facts.origin);
   addWaits(facts);
@@ -82,7 +83,8 @@ function heldByMemory(facts) {
     for (let i = end - 1, forward = -1; i >= first; i--) {
       if (schedule.kinds[i] === F) forward = i;
       waiting -= weightsLeft(schedule.kinds[i]);
-      if (forward < 0 || waiting !== 0 || facts.inputThere[forward] > facts.free[i] + facts.tiny) continue;
+      const isThere = forward >= 0 && facts.inputThere[forward] <= facts.free[i] + facts.tiny;
+      if (!isThere || waiting !== 0) continue;
       const needed = facts.memoryBefore[i] + costs.activation[schedule.stages[forward]];
       held[i] = needed > limits[rank] * (1 + 1e-9) ? 1 : 0;
     }

@@ -13,7 +13,8 @@ function readPanel(data) {
 }
 
 function readMeasured(panel, measured) {
-  const [start, end] = [measured.start, measured.end].map((text) => decodeArray(text, Float64Array));
+  const start = decodeArray(measured.start, Float64Array);
+  const end = decodeArray(measured.end, Float64Array);
   const arrived = measured.arrived ? decodeArray(measured.arrived, Float64Array) : null;
   if (start.length !== panel.schedule.numOps || end.length !== start.length)
     throw new Error(`${panel.title}: ${start.length} measured ops of ${panel.schedule.numOps}`);
@@ -46,17 +47,20 @@ function describe(panel, run, i) {
   const time = (value) => general(value) + (unit ? ` ${unit}` : "");
   const [start, end] = [timeline.start[i] - facts.origin, timeline.end[i] - facts.origin];
   const limit = facts.limits ? ` (limit ${general(facts.limits[schedule.ranks[i]])})` : "";
+  const [before, after] = [facts.memoryBefore[i], facts.memoryAfter[i]].map(general);
   const lines = [
     ["op", `${opName(schedule, i)}, microbatch ${schedule.microbatches[i]}`],
     ["rank", String(schedule.ranks[i])],
     ["time", `${general(start)} to ${time(end)}, takes ${time(end - start)}`],
     ["waited for", waitText(facts, i, time)],
     ["slack", `${time(facts.slack[i])} in the step, ${time(facts.spanSlack[i])} in the span`],
-    ["memory", `${general(facts.memoryBefore[i])} before, ${general(facts.memoryAfter[i])} after${limit}`],
+    ["memory", `${before} before, ${after} after${limit}`],
   ];
-  if (facts.late[i] > 0) lines.splice(4, 0, ["late", `started ${time(facts.late[i])} after it could`]);
-  if (run === panel.measured) lines.push(["lost", `${time(lossOf(facts, panel.planned.facts, i))} against the plan`]);
-  return lines;
+  const late = time(facts.late[i]);
+  if (facts.late[i] > 0) lines.splice(4, 0, ["late", `started ${late} after it could`]);
+  if (run !== panel.measured) return lines;
+  const lost = time(lossOf(facts, panel.planned.facts, i));
+  return [...lines, ["lost", `${lost} against the plan`]];
 }
 
 function describeIdle(panel, run, k, rank) {
@@ -75,8 +79,8 @@ function waitText(facts, i, time) {
   const { schedule } = facts;
   if (facts.waitedFor[i] === NOTHING) return "nothing";
   if (facts.waitedFor[i] === ORDER) {
-    const early = facts.waitForRank[i] > 0 ? `, its input was there ${time(facts.waitForRank[i])} before` : "";
-    return `its turn after ${opName(schedule, i - 1)}${early}`;
+    const early = time(facts.waitForRank[i]);
+    return `its turn after ${opName(schedule, i - 1)}, its input was there ${early} before`;
   }
   const need = schedule.needs[i];
   const there = Math.min(facts.inputThere[i], facts.timeline.start[i]);

@@ -1,4 +1,4 @@
-// When does every op run? As simulate.py: every op as early as its rank's order and its input allow.
+// When does every op run? As simulate.py: as early as its rank's order and its input allow.
 
 function readCosts(values) {
   return Object.fromEntries(
@@ -6,7 +6,7 @@ function readCosts(values) {
   );
 }
 
-// Where no transfer takes time, its factor counts in mean forwards, so that the slider does something.
+// Where no transfer takes time, its factor counts in mean forwards, else it would do nothing.
 function scaleCosts(costs, factors) {
   const times = (numbers, factor) => numbers.map((value) => value * factor);
   const hasTransfer = costs.transfer.some((value) => value > 0);

@@ -1,9 +1,9 @@
 // Which colours does the canvas use? Those of the style sheet, as the theme resolves them.
 
 const COLOR_NAMES = [
-  "F", "B", "W", "BW", "F-later", "B-later", "W-later", "BW-later",
-  "page", "card", "text", "quiet", "line", "idle", "idle-text", "memory", "limit", "accent", "on-op",
-]; // prettier-ignore
+  ...["F", "B", "W", "BW", "F-later", "B-later", "W-later", "BW-later", "on-op"],
+  ...["card", "text", "quiet", "line", "idle", "idle-text", "memory", "limit", "accent"],
+];
 
 function readColors() {
   const probe = document.createElement("span");
@@ -29,30 +29,22 @@ function pixelOf(color) {
 // Readable without colour: F is plain, B leans to the right, W lies flat, BW has both.
 function hatch(kind, color) {
   if (kind === F) return null;
-  return pattern(color, 0.22, (context) => {
-    if (kind === B || kind === BW) context.path([[-2, 8], [8, -2]], [[3, 13], [13, 3]]);
-    if (kind === W || kind === BW) context.path([[0, 2.5], [10, 2.5]], [[0, 7.5], [10, 7.5]]);
-  }); // prettier-ignore
+  const leaning = kind === W ? [] : [[-2, 8, 8, -2], [3, 13, 13, 3]];
+  const flat = kind === B ? [] : [[0, 2.5, 10, 2.5], [0, 7.5, 10, 7.5]];
+  return pattern(color, 0.22, [...leaning, ...flat]);
 }
 
 function dots(color) {
-  return pattern(color, 0.35, (context) => context.path([[4, 5], [6, 5]])); // prettier-ignore
+  return pattern(color, 0.35, [[4, 5, 6, 5]]);
 }
 
-function pattern(color, alpha, draw) {
+// A tile of 10 by 10 pixels with lines, each from a point to another.
+function pattern(color, alpha, lines) {
   const tile = Object.assign(document.createElement("canvas"), { width: 10, height: 10 });
   const context = tile.getContext("2d");
   context.strokeStyle = color;
   context.globalAlpha = alpha;
-  context.path = (...lines) => {
-    for (const [from, to] of lines) {
-      context.beginPath();
-      context.moveTo(...from);
-      context.lineTo(...to);
-      context.stroke();
-    }
-  };
-  draw(context);
+  for (const ends of lines) line(context, ...ends);
   return context.createPattern(tile, "repeat");
 }
 

@@ -79,9 +79,10 @@ function drawTitles(scene) {
 }
 
 function shorten(context, text, width) {
-  if (context.measureText(text).width <= width) return text;
-  let kept = Array.from(text).slice(0, 200);
-  while (kept.length > 1 && context.measureText(`${kept.join("")}…`).width > width) kept = kept.slice(0, -1);
+  const fits = (part) => context.measureText(part).width <= width;
+  if (fits(text)) return text;
+  const kept = Array.from(text).slice(0, 200);
+  while (kept.length > 1 && !fits(`${kept.join("")}…`)) kept.pop();
   return `${kept.join("")}…`;
 }
 
@@ -89,7 +90,8 @@ function subtitle(panel) {
   const { summary } = panel.runs.at(-1);
   const unit = panel.unit ? ` ${panel.unit}` : "";
   const what = panel.measured ? `step ${panel.measured.number}, measured ` : "";
-  return `${what}span ${general(summary.span)}${unit}, bubble ${percent(summary.bubble)}, peak memory ${general(summary.peak_memory)}`;
+  const time = `${what}span ${general(summary.span)}${unit}, bubble ${percent(summary.bubble)}`;
+  return `${time}, peak memory ${general(summary.peak_memory)}`;
 }
 
 function drawAxis(scene) {
@@ -120,5 +122,6 @@ function ticks(layout) {
   const step = power * [1, 2, 5, 10].find((factor) => factor * power >= rough);
   const first = Math.ceil(layout.from / step - 1e-9);
   const last = Math.floor(layout.to / step + 1e-9);
-  return Array.from({ length: Math.max(last - first + 1, 0) }, (_, k) => Number(((first + k) * step).toPrecision(12)));
+  const length = Math.max(last - first + 1, 0);
+  return Array.from({ length }, (_, k) => Number(((first + k) * step).toPrecision(12)));
 }

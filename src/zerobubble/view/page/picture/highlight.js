@@ -40,7 +40,8 @@ function veil(scene, rows) {
   const { context, layout, colors, scroll } = scene;
   context.globalAlpha = 0.72;
   context.fillStyle = colors.card;
-  for (const row of rows) context.fillRect(LEFT, row.y - scroll, layout.width - LEFT - RIGHT, row.ops);
+  const width = layout.width - LEFT - RIGHT;
+  for (const row of rows) context.fillRect(LEFT, row.y - scroll, width, row.ops);
   context.globalAlpha = 1;
 }
 
@@ -79,7 +80,8 @@ function drawConnections(scene, panel, run, rows, ops) {
   for (const i of ops) {
     const need = needs[i];
     if (need < 0 || ranks[need] === ranks[i] || !shown.has(need)) continue;
-    const [x0, x1] = [timeline.end[need], timeline.start[i]].map((t) => xOf(layout, t - facts.origin));
+    const x0 = xOf(layout, timeline.end[need] - facts.origin);
+    const x1 = xOf(layout, timeline.start[i] - facts.origin);
     if (Math.max(x0, x1) < LEFT || Math.min(x0, x1) > layout.width) continue;
     line(context, x0, middle(need), x1, middle(i));
   }

@@ -56,6 +56,7 @@ function idleLabels(panel, facts, k) {
   const share = percent((idle.end[k] - idle.start[k]) / (facts.finish - facts.origin), 1);
   const name = causeName(panel.schedule, idle.cause[k]);
   const isWait = idle.cause[k] >= CAUSES.length;
-  const short = isWait ? name.replace(/waits for | of stage | on rank .*/g, "") : name.split(" ")[0];
+  const wait = name.replace(/waits for | of stage | on rank .*/g, "");
+  const short = isWait ? wait : name.split(" ")[0];
   return [`${name} ${share}`, `${short} ${share}`, share];
 }

@@ -6,9 +6,16 @@ const RIGHT = 12;
 const AXIS = 28;
 const TITLE = 34;
 
+// Up to so many ranks: the heights of ops, of memory, and of the gap below.
+const ROW_HEIGHTS = [
+  [8, 30, 24, 10],
+  [16, 22, 14, 6],
+  [32, 14, 8, 4],
+  [Infinity, 10, 5, 2],
+];
+
 function rowHeights(numRanks, state) {
-  const [ops, memory, gap] =
-    numRanks <= 8 ? [30, 24, 10] : numRanks <= 16 ? [22, 14, 6] : numRanks <= 32 ? [14, 8, 4] : [10, 5, 2];
+  const [, ops, memory, gap] = ROW_HEIGHTS.find(([most]) => numRanks <= most);
   return { ops, memory: state.memory ? memory : 0, gap };
 }
 
@@ -20,7 +27,7 @@ function layOut(panels, state, width) {
     titles.push({ panel: number, y });
     y += TITLE;
     const heights = rowHeights(panel.schedule.numRanks * panels.length, state);
-    if (panel.measured && heights.ops < 40) heights.ops = Math.max(Math.round(heights.ops * 1.4), 16);
+    if (panel.measured) heights.ops = Math.round(heights.ops * 1.4);
     for (let rank = 0; rank < panel.schedule.numRanks; rank++) {
       rows.push({ panel: number, rank, y, ops: heights.ops, memory: heights.memory });
       y += heights.ops + heights.memory + heights.gap;
@@ -72,23 +79,24 @@ function search(values, low, high, bound) {
   return low;
 }
 
-// Which op lies at a point of the canvas, or else which idle interval, in rows that are not scrolled?
+// Which op lies at a point of the unscrolled canvas, or else which idle interval?
 function placeAt(panels, layout, x, y) {
   const row = layout.rows.find((each) => y >= each.y && y < each.y + each.ops);
   if (!row || x < LEFT || x > layout.width - RIGHT) return null;
   const panel = panels[row.panel];
-  const run = Math.min(Math.floor(((y - row.y) / row.ops) * panel.runs.length), panel.runs.length - 1);
+  const run = Math.floor(((y - row.y) / row.ops) * panel.runs.length);
   const time = timeAt(layout, x);
   const [op] = visibleOps(panel, run, row.rank, time, time);
   const { facts, timeline } = panel.runs[run];
-  const isThere = op < panel.schedule.offsets[row.rank + 1] && timeline.start[op] - facts.origin <= time;
-  if (isThere) return { panel: row.panel, run, op };
+  const hasBegun = timeline.start[op] - facts.origin <= time;
+  if (hasBegun && op < panel.schedule.offsets[row.rank + 1]) return { panel: row.panel, run, op };
   const [interval] = visibleIdle(facts, row.rank, { from: time, to: time });
   return interval === undefined ? null : { panel: row.panel, run, interval, rank: row.rank };
 }
 
 // The middle of an op or idle interval on the canvas, unscrolled.
-function placeOf(panels, layout, { panel, run, op, interval, rank = panels[panel].schedule.ranks[op] }) {
+function placeOf(panels, layout, { panel, run, op, interval, rank: idleRank }) {
+  const rank = idleRank ?? panels[panel].schedule.ranks[op];
   const row = layout.rows.find((each) => each.panel === panel && each.rank === rank);
   const lane = laneOf(row, panels[panel], run);
   const { facts, timeline } = panels[panel].runs[run];

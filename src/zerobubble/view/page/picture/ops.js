@@ -12,7 +12,8 @@ function drawOps(scene, row, run) {
   const { facts, timeline } = panel.runs[run];
   const left = Math.max(xOf(layout, timeline.start[first] - facts.origin), LEFT);
   const right = Math.min(xOf(layout, timeline.end[end - 1] - facts.origin), layout.width - RIGHT);
-  if ((right - left) / (end - first) < NARROWEST_BOX) drawDensity(scene, panel, run, lane, first, end);
+  const isDense = (right - left) / (end - first) < NARROWEST_BOX;
+  if (isDense) drawDensity(scene, panel, run, lane, first, end);
   else for (let i = first; i < end; i++) drawBox(scene, panel, run, lane, i);
 }
 
@@ -64,7 +65,8 @@ function drawDensity(scene, panel, run, lane, first, end) {
   const shares = sharesOfColumns(scene, panel.schedule, panel.runs[run], first, end, columns);
   const image = context.createImageData(columns, height);
   fillColumns(new Uint32Array(image.data.buffer), shares, columns, height, colors.pixels);
-  context.putImageData(image, Math.round(LEFT * ratio), Math.round((lane.y - scene.scroll) * ratio));
+  const y = Math.round((lane.y - scene.scroll) * ratio);
+  context.putImageData(image, Math.round(LEFT * ratio), y);
   scene.stats.columns += columns;
 }
 
