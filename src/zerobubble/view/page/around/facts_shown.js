@@ -93,7 +93,7 @@ function showIdle(viewer) {
     const sums = idleOfAllRanks(run.facts);
     const rows = sums.map(([cause, time]) => [cause, general(time), share(time)]);
     const more = rows.splice(MOST_CAUSES);
-    if (more.length) rows.push([`${more.length} more causes`, "", ""]);
+    if (more.length) rows.push([`and ${more.length} more`, "", ""]);
     if (!rows.length) return [make("h3", name), make("p", "No rank is ever idle.")];
     return [makeTable(name, ["cause", "time", "of all ranks"], rows)];
   });

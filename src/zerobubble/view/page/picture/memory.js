@@ -11,7 +11,7 @@ function drawMemory(scene, row) {
   const height = (memory) => Math.max(0, (memory / top) * (row.memory - 3));
   drawCurve(scene, panel, run, row, ground, height);
   const limit = facts.limits?.[row.rank];
-  if (Number.isFinite(limit)) drawLimit(scene, ground - height(limit));
+  if (Number.isFinite(limit)) drawLimit(scene, ground - height(limit), row.memory < 10 ? 0.35 : 1);
   const peak = facts.peaks[row.rank];
   if (peak) drawPeak(scene, facts, peak, ground - height(peak.memory), row);
 }
@@ -51,13 +51,15 @@ function drawCurve(scene, panel, run, row, ground, height) {
   context.fill();
 }
 
-function drawLimit(scene, y) {
+function drawLimit(scene, y, alpha) {
   const { context, layout, colors } = scene;
   context.strokeStyle = colors.limit;
   context.lineWidth = 1;
+  context.globalAlpha = alpha;
   context.setLineDash([4, 3]);
   line(context, LEFT, Math.round(y) + 0.5, layout.width - RIGHT, Math.round(y) + 0.5);
   context.setLineDash([]);
+  context.globalAlpha = 1;
 }
 
 function drawPeak(scene, facts, peak, y, row) {
