@@ -12,8 +12,8 @@ function listenToPointer(viewer) {
     canvas.setPointerCapture(event.pointerId);
   });
   canvas.addEventListener("pointermove", (event) => {
-    if (!grip) return viewer.set({ hovered: viewer.placeAt(event.clientX, event.clientY) });
-    return drag(viewer, grip, event);
+    if (grip) drag(viewer, grip, event);
+    else hover(viewer, viewer.placeAt(event.clientX, event.clientY));
   });
   canvas.addEventListener("pointerup", (event) => {
     const place = viewer.placeAt(event.clientX, event.clientY);
@@ -22,9 +22,14 @@ function listenToPointer(viewer) {
     grip = null;
   });
   canvas.addEventListener("pointercancel", () => (grip = null));
-  canvas.addEventListener("pointerleave", () => viewer.set({ hovered: null }));
+  canvas.addEventListener("pointerleave", () => hover(viewer, null));
   scroller.addEventListener("scroll", () => viewer.invalidate());
   new ResizeObserver(() => viewer.invalidate()).observe(scroller);
+}
+
+// Most moves of the pointer stay within an op, and nothing need be drawn.
+function hover(viewer, hovered) {
+  if (JSON.stringify(hovered) !== JSON.stringify(viewer.state.hovered)) viewer.set({ hovered });
 }
 
 function drag(viewer, grip, event) {
