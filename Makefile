@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # Processes that run tests side by side; each keeps its libraries to one thread.
 TEST_PROCESSES ?= auto
 
-.PHONY: install native train test check bench pictures clean
+.PHONY: install native train test check bench pictures screenshots clean
 
 install: .venv/installed
 
@@ -35,6 +35,9 @@ bench: install  ## Print the benchmark ratios
 
 pictures: install  ## Draw the pictures of the README anew
 	$(BIN)/python -m docs.pictures
+
+screenshots: install  ## Take the pictures of docs/view.md again; needs chromium
+	$(BIN)/python -m benchmarks screenshots
 
 clean:  ## Remove the virtual environment and all caches
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -19,4 +19,6 @@ whose options ``--help`` tells.
     instances.py       the random instances
     exactness.py       small instances: does the search find the optimum that a solver proves?
     exact.py           the model for the solver
+    page.py            seconds to open the page, and frames while it pans
+    screenshots.py     the pictures of docs/view.md
 """

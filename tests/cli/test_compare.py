@@ -41,7 +41,8 @@ def test_named_schedules_are_compared_in_the_given_order(zerobubble):
 def test_a_row_equals_what_show_prints(zerobubble):
     words = ("-p", 8, "-m", 24, "--costs", "18.522,18.086,9.337,.601,.366", "--json")
     for row in json.loads(zerobubble("compare", *words).out)["schedules"]:
-        assert json.loads(zerobubble("show", row["schedule"], *words).out) == row
+        shown = json.loads(zerobubble("show", row["schedule"], *words).out)
+        assert {key: shown[key] for key in KEYS} == row
 
 
 def test_a_memory_limit_leaves_out_what_exceeds_it(zerobubble):

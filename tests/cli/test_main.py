@@ -9,7 +9,7 @@ import pytest
 from zerobubble import cli
 from zerobubble.cli import main
 
-COMMANDS = ["compare", "frontier", "list", "plan", "profile", "search", "show", "verify"]
+COMMANDS = "compare export frontier list plan profile search show verify view".split()
 
 
 def process(*argv, **options):

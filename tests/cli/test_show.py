@@ -14,6 +14,9 @@ from zerobubble.errors import ZeroBubbleError
 from zerobubble.formats.json import load, save
 from zerobubble.schedules import build
 from zerobubble.simulate import simulate
+from zerobubble.view.explain import explain
+from zerobubble.view.facts import Facts
+from zerobubble.view.html import Panel, write_page
 from zerobubble.view.numbers import summarize
 from zerobubble.view.svg import draw_svg
 from zerobubble.view.text import draw
@@ -37,7 +40,7 @@ def test_json_has_the_numbers(zerobubble):
     status, out, err = zerobubble("show", "zb-h1", *SIZE, "--costs", "1,1,1,0", "--json")
     assert (status, err) == (0, "")
     values = json.loads(out)
-    assert [*values] == KEYS
+    assert [*values] == [*KEYS, "idle", "critical_path"]
     assert values == {
         "schedule": "zb-h1",
         "ranks": 4,
@@ -49,6 +52,13 @@ def test_json_has_the_numbers(zerobubble):
         "bubble_makespan": pytest.approx(1 / 9),
         "peak_memory": 4,
         "peak_memory_per_rank": [4, 4, 4, 4],
+        "idle": [
+            {"waits for B of stage 1 on rank 1": 3},
+            {"waits for B of stage 2 on rank 2": 2, "warm-up": 1},
+            {"warm-up": 2, "waits for B of stage 3 on rank 3": 1},
+            {"warm-up": 3},
+        ],
+        "critical_path": {"compute": 27, "transfer": 0, "wait": 0},
     }
 
 
@@ -57,7 +67,27 @@ def test_the_picture_and_the_numbers_are_shown(zerobubble):
     timeline = simulate(build("zb-h1", 4, 8), Costs.uniform(4))
     title = "zb-h1: 4 ranks, 8 microbatches, placement linear"
     assert (status, err) == (0, "")
-    assert out == f"{title}\n{draw(timeline)}\n{summarize(timeline)}\n"
+    assert out == f"{title}\n{draw(timeline)}\n{summarize(timeline)}\n{explain(Facts(timeline))}\n"
+
+
+@pytest.mark.parametrize("width", [40, 80, 133])
+def test_a_terminal_is_not_overrun(zerobubble, monkeypatch, width):
+    monkeypatch.setattr("zerobubble.cli._report.terminal_width", lambda: width)
+    lines = zerobubble("show", "zb-v", "-p", 8, "-m", 8, "--costs", "1,1,1,.1").out.splitlines()
+    below = lines[lines.index("peak memory 8") :]
+    assert max(map(len, below)) <= width
+    assert " ".join(" ".join(below).split()).count("idle on rank") == 8
+
+
+def test_the_limit_is_a_cause(zerobubble):
+    out = zerobubble("show", "zb-h1", *SIZE, "--memory", 4).out
+    assert "idle on rank 0: memory limit 11.1%\n" in out
+
+
+def test_html_is_the_page(zerobubble, tmp_path):
+    assert zerobubble("show", "zb-h1", *SIZE, "--html", "mine.html", "--memory", 5).status == 0
+    panel = Panel(build("zb-h1", 4, 8), Costs.uniform(4), [5.0] * 4)
+    assert (tmp_path / "mine.html").read_text() == write_page([panel])
 
 
 def test_parameters_and_long_flags(zerobubble):
@@ -139,6 +169,11 @@ def test_memory_is_a_limit(zerobubble, refused):
         (["zb-h1", *SIZE, "--memory", "x"], "--memory 'x': write a number above 0, or one for "),
         (["zb-h1", *SIZE, "--memory", "4,4"], "--memory gives 2 limits for 4 ranks: write one"),
         (["zb-h1", *SIZE, "--out", "no/where.json"], "cannot write no/where.json: No such file "),
+        (["zb-h1", *SIZE, "--html", "no/a.html"], "cannot write no/a.html: No such file or "),
+        (
+            ["zb-h1", *SIZE, "--html", "mine.json"],
+            "mine.json exists and is not a page of zerobubble",
+        ),
     ],
 )
 def test_wrong_input_is_told_in_one_line(refused, tmp_path, argv, message):

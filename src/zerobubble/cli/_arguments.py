@@ -78,9 +78,20 @@ ObjectiveFlag = Annotated[
 EffortFlag = Annotated[
     Literal["quick", "default", "thorough"], arg(name="effort", help="how long to search")
 ]
+StepFlag = Annotated[
+    Union[None, int], _COUNT, arg(name="step", help="measured step to show; by default the last")
+]
+Sources = Annotated[
+    Positional[Union[None, tuple[str, ...]]],
+    _NAMES,
+    arg(help="schedules as for show, folders of training runs, or their timeline.json"),
+]
 Json = Annotated[bool, arg(name="json", help="print one JSON object")]
 Out = Annotated[
     Union[None, str], arg(name="out", metavar="FILE", help="write the schedule as JSON")
+]
+Html = Annotated[
+    Union[None, str], arg(name="html", metavar="FILE", help="write an interactive page")
 ]
 
 Svg = Annotated[

@@ -4,9 +4,15 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Sequence
+from textwrap import fill
 from typing import Any
 
+import numpy as np
+
 from zerobubble.simulate import Timeline
+from zerobubble.view.explain import explain
+from zerobubble.view.facts import Facts
 from zerobubble.view.numbers import summarize
 from zerobubble.view.text import draw
 
@@ -33,15 +39,33 @@ def print_json(value: dict[str, Any]) -> None:
     print(json.dumps(value, indent=2))
 
 
-def print_timeline(timeline: Timeline) -> None:
-    """Print the picture of a timeline and its numbers."""
+def facts_row(facts: Facts) -> dict[str, Any]:
+    """Collect where the time of a timeline goes: idle time by rank and cause, the critical path."""
+    return {"idle": facts.idle_by_cause(), "critical_path": facts.split._asdict()}
+
+
+def print_timeline(timeline: Timeline, limits: Sequence[float] | None = None) -> None:
+    """Print the picture of a timeline, its numbers, and where its time goes."""
     schedule = timeline.schedule
     print(
         f"{schedule.name}: {schedule.num_ranks} ranks, {schedule.num_microbatches} microbatches, "
         f"placement {schedule.placement}"
     )
     print(draw(timeline, terminal_width(), is_colored()))
-    print(summarize(timeline))
+    print(_wrapped(summarize(timeline), terminal_width()))
+    print(_wrapped(explain(facts_of(timeline, limits)), terminal_width()))
+
+
+def _wrapped(text: str, width: int | None) -> str:
+    """Break lines that are longer than the terminal is wide."""
+    if width is None:
+        return text
+    return "\n".join(fill(line, max(width, 2), subsequent_indent=" ") for line in text.split("\n"))
+
+
+def facts_of(timeline: Timeline, limits: Sequence[float] | None) -> Facts:
+    """Look into a timeline under memory limits, one for each rank, if there are any."""
+    return Facts(timeline, None if limits is None else np.asarray(limits, dtype=np.float64))
 
 
 def terminal_width() -> int | None:

@@ -37,8 +37,8 @@ def resolve(
         if spec.endswith(".py"):
             raise UsageError(f"{spec} is a Python file: add the function, {spec}:my_schedule")
         schedule = load(spec)
-        _must_agree(spec, "ranks", "-p", schedule.num_ranks, ranks)
-        _must_agree(spec, "microbatches", "-m", schedule.num_microbatches, microbatches)
+        must_agree(spec, "ranks", "-p", schedule.num_ranks, ranks)
+        must_agree(spec, "microbatches", "-m", schedule.num_microbatches, microbatches)
         return schedule, read_costs(costs, schedule.placement)
     name, parameters = parse_spec(spec)
     return _build(recipe(name), parameters, ranks, microbatches, costs)
@@ -114,6 +114,12 @@ def require_counts(what: str, ranks: int | None, microbatches: int | None) -> tu
     return ranks, microbatches
 
 
+def must_agree(path: str, what: str, flag: str, in_file: int, given: int | None) -> None:
+    """Refuse a number on the command line that is not the one in a file."""
+    if given not in (None, in_file):
+        raise UsageError(f"{path} is for {in_file} {what}, not {given}: give {flag} {in_file}")
+
+
 def _build(
     found: Recipe,
     parameters: dict[str, int],
@@ -143,11 +149,6 @@ def _costs_in(path: str, values: dict[str, Any], placement: Placement) -> Costs:
         return Costs.from_dict(values, placement)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
-
-
-def _must_agree(path: str, what: str, flag: str, in_file: int, given: int | None) -> None:
-    if given not in (None, in_file):
-        raise UsageError(f"{path} is for {in_file} {what}, not {given}: give {flag} {in_file}")
 
 
 def _looks_like_a_file(text: str) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from zerobubble.cli._arguments import (
     UNIT_COSTS,
     CostsFlag,
+    Html,
     Json,
     MemoryFlag,
     Microbatches,
@@ -14,13 +15,15 @@ from zerobubble.cli._arguments import (
     Spec,
     Svg,
 )
+from zerobubble.cli._page import save_page
 from zerobubble.cli._parse import parse
-from zerobubble.cli._report import print_json, print_timeline, row
+from zerobubble.cli._report import facts_of, facts_row, print_json, print_timeline, row
 from zerobubble.cli._resolve import read_memory, resolve
 from zerobubble.formats.json import save
 from zerobubble.formats.reading import write_text
 from zerobubble.simulate import simulate
 from zerobubble.verify import verify
+from zerobubble.view.html import Panel
 from zerobubble.view.svg import draw_svg
 
 
@@ -36,20 +39,24 @@ class Show:
     json: Json = False
     out: Out = None
     svg: Svg = None
+    html: Html = None
 
 
 def run(argv: Sequence[str]) -> int:
-    """Verify and simulate a schedule, print it, and write it to a file if asked."""
+    """Verify and simulate a schedule, print it, and write it to files if asked."""
     asked = parse(Show, argv, command="show")
     schedule, costs = resolve(asked.schedule, asked.ranks, asked.microbatches, asked.costs)
-    verify(schedule, costs, read_memory(asked.memory, schedule.num_ranks))
+    limits = read_memory(asked.memory, schedule.num_ranks)
+    verify(schedule, costs, limits)
     timeline = simulate(schedule, costs)
     if asked.out is not None:
         save(schedule, asked.out)
     if asked.svg is not None:
         write_text(asked.svg, draw_svg(timeline))
+    if asked.html is not None:
+        save_page([Panel(schedule, costs, limits)], asked.html)
     if asked.json:
-        print_json(row(timeline))
+        print_json(row(timeline) | facts_row(facts_of(timeline, limits)))
     else:
-        print_timeline(timeline)
+        print_timeline(timeline, limits)
     return 0

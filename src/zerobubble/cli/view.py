@@ -1,0 +1,92 @@
+"""Write an interactive page of up to four schedules or measured runs."""
+
+import webbrowser
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from tyro.conf import arg
+
+from zerobubble.cli._arguments import (
+    UNIT_COSTS,
+    CostsFlag,
+    Json,
+    MemoryFlag,
+    Microbatches,
+    Ranks,
+    Sources,
+    StepFlag,
+)
+from zerobubble.cli._measured import choose_step, find_run
+from zerobubble.cli._page import save_page
+from zerobubble.cli._parse import parse
+from zerobubble.cli._report import facts_row, print_json, row
+from zerobubble.cli._resolve import must_agree, read_costs, read_memory, resolve
+from zerobubble.errors import UsageError
+from zerobubble.measured import MeasuredRun
+from zerobubble.verify import verify
+from zerobubble.view.html import MOST_PANELS, Panel
+from zerobubble.view.overlay import overlay
+
+
+@dataclass(frozen=True)
+class View:
+    """Write an interactive page of up to four schedules or measured runs."""
+
+    files: Sources = None
+    ranks: Ranks = None
+    microbatches: Microbatches = None
+    costs: CostsFlag = ""
+    memory: MemoryFlag = None
+    step: StepFlag = None
+    out: Annotated[str, arg(name="out", metavar="FILE", help="where the page goes")] = "view.html"
+    open: Annotated[bool, arg(name="open", help="open the page in the browser")] = False
+    json: Json = False
+
+
+def run(argv: Sequence[str]) -> int:
+    """Write the page of what was asked for, and say where it is or what it shows."""
+    asked = parse(View, argv, command="view")
+    files = asked.files or ()
+    if not 1 <= len(files) <= MOST_PANELS:
+        raise UsageError(f"view takes 1 to {MOST_PANELS} schedules or runs, not {len(files)}")
+    panels = [_panel(file, asked) for file in files]
+    if asked.step is not None and not any(panel.measured for panel in panels):
+        raise UsageError("none of these is a measured run: leave out --step")
+    save_page(panels, asked.out)
+    if asked.json:
+        print_json({"page": asked.out, "runs": [each for p in panels for each in _rows(p)]})
+    else:
+        print(f"{asked.out} shows {', '.join(panel.schedule.name for panel in panels)}")
+    if asked.open:
+        webbrowser.open(Path(asked.out).resolve().as_uri())
+    return 0
+
+
+def _rows(panel: Panel) -> list[dict[str, Any]]:
+    """Collect the numbers of what a panel shows; a plan has no step."""
+    steps = (None, panel.measured and panel.measured.number)
+    return [
+        {"step": step} | row(facts.timeline) | facts_row(facts)
+        for step, facts in zip(steps, panel.facts(), strict=False)
+    ]
+
+
+def _panel(file: str, asked: View) -> Panel:
+    measured = find_run(file)
+    if measured is not None:
+        return _overlay(file, measured, asked)
+    schedule, costs = resolve(file, asked.ranks, asked.microbatches, asked.costs or UNIT_COSTS)
+    limits = read_memory(asked.memory, schedule.num_ranks)
+    verify(schedule, costs, limits)
+    return Panel(schedule, costs, limits)
+
+
+def _overlay(file: str, measured: MeasuredRun, asked: View) -> Panel:
+    schedule = measured.schedule
+    must_agree(file, "ranks", "-p", schedule.num_ranks, asked.ranks)
+    must_agree(file, "microbatches", "-m", schedule.num_microbatches, asked.microbatches)
+    costs = read_costs(asked.costs, schedule.placement) if asked.costs else None
+    limits = read_memory(asked.memory, schedule.num_ranks)
+    return overlay(measured, choose_step(measured, file, asked.step), costs, limits)

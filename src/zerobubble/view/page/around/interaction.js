@@ -1,0 +1,124 @@
+// How do pointer and keyboard move the picture? Wheel zooms, dragging pans, a click selects; all of
+// it can be done with keys as well.
+
+function listenToPointer(viewer) {
+  const { canvas, scroller } = viewer;
+  let grip = null;
+  canvas.addEventListener("wheel", (event) => turnWheel(viewer, event), { passive: false });
+  canvas.addEventListener("pointerdown", (event) => {
+    if (event.button !== 0) return;
+    const { from } = viewer.layout();
+    grip = { x: event.clientX, y: event.clientY, from, top: scroller.scrollTop, moved: false };
+    canvas.setPointerCapture(event.pointerId);
+  });
+  canvas.addEventListener("pointermove", (event) => {
+    if (grip) drag(viewer, grip, event);
+    else hover(viewer, viewer.placeAt(event.clientX, event.clientY));
+  });
+  canvas.addEventListener("pointerup", (event) => {
+    const place = viewer.placeAt(event.clientX, event.clientY);
+    const selected = place?.op === undefined ? null : place;
+    if (grip && !grip.moved) viewer.set({ selected, critical: false });
+    grip = null;
+  });
+  canvas.addEventListener("pointercancel", () => (grip = null));
+  canvas.addEventListener("pointerleave", () => hover(viewer, null));
+  scroller.addEventListener("scroll", () => viewer.invalidate());
+  new ResizeObserver(() => viewer.invalidate()).observe(scroller);
+}
+
+// Most moves of the pointer stay within an op, and nothing need be drawn.
+function hover(viewer, hovered) {
+  if (JSON.stringify(hovered) !== JSON.stringify(viewer.state.hovered)) viewer.set({ hovered });
+}
+
+function drag(viewer, grip, event) {
+  const [dx, dy] = [event.clientX - grip.x, event.clientY - grip.y];
+  grip.moved ||= Math.hypot(dx, dy) > 4;
+  if (!grip.moved) return;
+  const layout = viewer.layout();
+  const from = grip.from - dx / layout.scale;
+  viewer.scroller.scrollTop = grip.top - dy;
+  viewer.show(from, from + layout.to - layout.from);
+}
+
+function turnWheel(viewer, event) {
+  if (event.shiftKey && event.deltaX === 0) {
+    viewer.scroller.scrollTop += event.deltaY;
+  } else if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
+    viewer.pan(event.deltaX / viewer.layout().scale);
+  } else {
+    const x = event.clientX - viewer.canvas.getBoundingClientRect().left;
+    viewer.zoom(Math.exp(-event.deltaY * (event.deltaMode ? 0.05 : 0.0018)), x);
+  }
+  event.preventDefault();
+}
+
+function listenToKeys(viewer) {
+  viewer.canvas.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (pressKey(viewer, event)) event.preventDefault();
+  });
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input")) return;
+    if (event.key === "c") viewer.set({ critical: !viewer.state.critical });
+    if (event.key === "m") viewer.set({ memory: !viewer.state.memory });
+    if (event.key === "i") viewer.set({ idle: !viewer.state.idle });
+    if (event.key === "Escape") viewer.set({ selected: null, critical: false });
+  });
+}
+
+// Says whether the key meant something here, so that the browser does not act on it too.
+function pressKey(viewer, { key, shiftKey }) {
+  const { from, to } = viewer.layout();
+  const { selected } = viewer.state;
+  const goDown = (step) =>
+    selected ? choose(viewer, onOtherRank(viewer, selected, step)) : scrollRows(viewer, 60 * step);
+  const actions = {
+    "+": () => viewer.zoom(1.5),
+    "=": () => viewer.zoom(1.5),
+    "-": () => viewer.zoom(1 / 1.5),
+    Home: () => viewer.set({ window: null }),
+    ArrowLeft: () => viewer.pan((from - to) / 10),
+    ArrowRight: () => viewer.pan((to - from) / 10),
+    ArrowUp: () => goDown(-1),
+    ArrowDown: () => goDown(1),
+  };
+  if (key === "Tab") return tab(viewer, shiftKey ? -1 : 1);
+  if (key === "Escape") viewer.hasLeft = true;
+  actions[key]?.();
+  return key in actions;
+}
+
+// Go to the next op in the order of its rank. The browser takes Tab after the last op, and after
+// Escape, so that nobody is caught in the picture.
+function tab(viewer, step) {
+  const { selected } = viewer.state;
+  const isLeaving = viewer.hasLeft;
+  viewer.hasLeft = false;
+  if (isLeaving || (!selected && step < 0)) return false;
+  if (!selected) return choose(viewer, { panel: 0, run: viewer.panels[0].runs.length - 1, op: 0 });
+  const op = selected.op + step;
+  return op in viewer.panels[selected.panel].schedule.codes && choose(viewer, { ...selected, op });
+}
+
+function choose(viewer, place) {
+  viewer.set({ selected: place, critical: false });
+  viewer.reveal(place);
+  return true;
+}
+
+function scrollRows(viewer, pixels) {
+  viewer.scroller.scrollTop += pixels;
+}
+
+// The op that runs on a neighbouring rank when the selected one starts, or the next one there.
+function onOtherRank(viewer, place, step) {
+  const { schedule, runs } = viewer.panels[place.panel];
+  const { offsets, ranks } = schedule;
+  const { start, end } = runs[place.run].timeline;
+  const rank = Math.min(Math.max(ranks[place.op] + step, 0), schedule.numRanks - 1);
+  if (rank === ranks[place.op]) return place;
+  const op = search(end, offsets[rank], offsets[rank + 1], start[place.op]);
+  return { ...place, op: Math.min(op, offsets[rank + 1] - 1) };
+}
