@@ -142,14 +142,3 @@ def test_only_much_work_is_compiled_and_only_with_numba(work, is_installed, way)
         patch.object(jit, "_can_compile", lambda: is_installed),
     ):
         assert function(work=work) == way
-
-
-def test_little_work_is_compiled_when_it_adds_up():
-    function = hot(lambda: "python")
-    function.compiled = lambda: "compiled"
-    with (
-        patch.object(jit, "SMALLEST_COMPILED_WORK", 10),
-        patch.object(jit, "_can_compile", lambda: True),
-    ):
-        ways = [function(work=4) for _ in range(4)]
-    assert ways == ["python", "python", "compiled", "compiled"]

@@ -2,7 +2,7 @@
 
 A hot function is written over flat arrays and numbers only, so that the same text runs both ways
 with the same result. Importing and compiling take longer than a small problem, so a caller says
-how much work there is, and work stays in Python as long as it is little, also all together.
+how much work there is and small work stays in Python.
 """
 
 from collections.abc import Callable
@@ -26,13 +26,11 @@ class Hot:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.python = function
-        self._work = 0
         self.__doc__ = function.__doc__
 
     def __call__(self, *arguments: Any, work: int = 0) -> Any:
         """Run it; ``work`` is about the number of steps of its innermost loop."""
-        self._work += work
-        if self._work >= SMALLEST_COMPILED_WORK and _can_compile():
+        if work >= SMALLEST_COMPILED_WORK and _can_compile():
             return self.compiled(*arguments)
         return self._run_in_python(arguments)
 

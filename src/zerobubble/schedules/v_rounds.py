@@ -30,8 +30,8 @@ from zerobubble.schedules.v_plan import (
     run,
 )
 
-# To choose, to fill the wait with W, and to run.
-_STEPS_OF_AN_OP = 3
+# To choose, to fill the wait with W and to run, at a few steps each.
+_STEPS_OF_AN_OP = 12
 
 
 class Rounds(NamedTuple):
