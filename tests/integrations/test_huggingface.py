@@ -87,10 +87,16 @@ def test_transformers_loads_what_a_pipeline_saves(tmp_path, family):
     assert [name for name in state if not torch.equal(again[name], expected[name])] == []
 
 
-def test_a_model_is_not_saved_over_another(tmp_path, saved):
+def test_a_model_is_not_saved_over_another_and_not_lost(tmp_path):
     model = causal_lm(families.config("llama"), sequence=families.LENGTH)
-    with pytest.raises(zb.UsageError, match="holds weights already"):
-        save_pretrained(pipeline(model), model, saved("llama"))
+    pipe = pipeline(model)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "tokenizer.json").write_text("{}")
+    written = [save_pretrained(pipe, model, tmp_path / "mine") for _ in range(3)]
+    assert [path.name for path in written] == ["mine", "mine-2", "mine-3"]
+    files = {path.name: sorted(file.name for file in path.iterdir()) for path in written}
+    assert files["mine"] == sorted([*files["mine-2"], "tokenizer.json"])
+    assert files["mine-2"] == files["mine-3"]
     (tmp_path / "file").write_text("")
     with pytest.raises(zb.UsageError, match="cannot make the folder"):
         save_pretrained(pipeline(model), model, tmp_path / "file" / "new")

@@ -16,6 +16,8 @@ from zerobubble.train.config import TrainConfig
 
 TOLERANCE = 0.1
 _NUM_NAMED = 3
+# Where the ops account for less of a difference than this, it is told that something else does.
+_SHARE_OF_OPS = 0.5
 
 
 def follow(config: TrainConfig, plan: Plan) -> TrainConfig:
@@ -135,17 +137,33 @@ class Expected:
             f"step time: forecast {self.step_ms:.1f} ms, measured {measured_ms:.1f} ms "
             f"({ratio:+.1%})"
         )
-        if abs(ratio) <= TOLERANCE or not timelines:
-            return
+        if abs(ratio) > TOLERANCE and timelines:
+            yield (
+                f"warning: measurement and forecast differ by more than {TOLERANCE:.0%}: "
+                f"{self._explain(measured_ms - self.step_ms, timelines)}"
+            )
+
+    def _explain(self, excess_ms: float, timelines: Sequence[Timeline]) -> str:
+        """Say whether the ops of the busiest rank account for the difference, and which do most."""
+        rank = int(np.argmax(timelines[-1].work_per_rank))
+        stages = self.plan.schedule.placement.stages_of(rank)
+        found = deviations(timelines, self.costs)
+        of_ops = sum(each.per_step_ms for each in found if each.stage in stages)
+        if of_ops / excess_ms < _SHARE_OF_OPS:
+            return (
+                f"the ops of rank {rank}, the busiest, account for {of_ops:+.1f} ms of "
+                f"{excess_ms:+.1f} ms a step; the rest is the optimizer, or waiting for messages "
+                "or for what else runs on the machine"
+            )
         parts = [
             f"{each.kind.name} of stage {each.stage} ({_layers(self.plan, each.stage)}) "
             f"{each.measured_ms:.2f} ms instead of {each.expected_ms:.2f} ({each.num_ops} a step)"
-            for each in deviations(timelines, self.costs)[:_NUM_NAMED]
+            for each in found[:_NUM_NAMED]
+            if each.per_step_ms * excess_ms > 0
         ]
-        yield (
-            f"warning: measurement and forecast differ by more than {TOLERANCE:.0%}; the ops that "
-            f"differ most: {'; '.join(parts)}. Profile again on this machine, or --replan-after "
-            "some steps"
+        return (
+            f"the ops that differ most: {'; '.join(parts)}. Profile again on this machine, or "
+            "--replan-after some steps"
         )
 
 

@@ -15,7 +15,7 @@ from zerobubble.runtime import Pipeline
 _INDEX = "model.safetensors.index.json"
 
 
-def save_pretrained(pipe: Pipeline, model: CausalLM, folder: str | Path) -> None:
+def save_pretrained(pipe: Pipeline, model: CausalLM, folder: str | Path) -> Path:
     """Write a checkpoint folder; every rank writes a file of its own, all call this together.
 
     ``AutoModelForCausalLM.from_pretrained`` and ``causal_lm`` load it. Tied parameters are written
@@ -24,13 +24,17 @@ def save_pretrained(pipe: Pipeline, model: CausalLM, folder: str | Path) -> None
     Args:
         pipe: the pipeline that trains the model.
         model: that ``causal_lm`` gave.
-        folder: a new one, or one without weights; all ranks must reach it.
+        folder: that all ranks reach. If it holds weights already, ``-2``, ``-3``, ... is added,
+            since those of a trained model must not be lost, and no others overwritten.
+
+    Returns:
+        The folder that was written.
 
     Raises:
-        UsageError: the folder holds weights already, or cannot be written to.
+        UsageError: the folder cannot be written to.
     """
-    folder = Path(folder)
     rank, num_ranks = pipe.rank, pipe.schedule.num_ranks
+    folder = pipe.transport.share_object(_without_weights(Path(folder)) if rank == 0 else None)[0]
     _agree(pipe, _begin(folder) if rank == 0 else "")
     part = _part_to_save(pipe.state_dict(), model)
     file = f"model-{rank + 1:05}-of-{num_ranks:05}.safetensors"
@@ -43,6 +47,16 @@ def save_pretrained(pipe: Pipeline, model: CausalLM, folder: str | Path) -> None
     sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in part.items()}
     parts = pipe.transport.share_object((file, sizes))
     _agree(pipe, _end(folder, model, parts) if rank == 0 else "")
+    return folder
+
+
+def _without_weights(wanted: Path) -> Path:
+    """Give the first folder of this name, or with a number behind it, that holds no weights."""
+    number, folder = 1, wanted
+    while any(folder.glob("*.safetensors*")):
+        number += 1
+        folder = wanted.with_name(f"{wanted.name}-{number}")
+    return folder
 
 
 def _agree(pipe: Pipeline, problem: str) -> None:
@@ -54,8 +68,6 @@ def _agree(pipe: Pipeline, problem: str) -> None:
 def _begin(folder: Path) -> str:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if held := sorted(file.name for file in folder.glob("*.safetensors*")):
-            return f"{folder} holds weights already ({held[0]}): give a new folder"
     except OSError as error:
         return f"cannot make the folder {folder}: {error.strerror}"
     return ""
