@@ -34,20 +34,21 @@ def save_pretrained(pipe: Pipeline, model: CausalLM, folder: str | Path) -> Path
         UsageError: the folder cannot be written to.
     """
     rank, num_ranks = pipe.rank, pipe.schedule.num_ranks
-    folder = pipe.transport.share_object(_without_weights(Path(folder)) if rank == 0 else None)[0]
-    _agree(pipe, _begin(folder) if rank == 0 else "")
+    free = _without_weights(Path(folder)) if rank == 0 else None
+    written: Path = pipe.transport.share_object(free)[0]
+    _agree(pipe, _begin(written) if rank == 0 else "")
     part = _part_to_save(pipe.state_dict(), model)
     file = f"model-{rank + 1:05}-of-{num_ranks:05}.safetensors"
     problem = ""
     try:
-        save_file(part, folder / file, metadata={"format": "pt"})
+        save_file(part, written / file, metadata={"format": "pt"})
     except (OSError, RuntimeError) as error:
-        problem = f"cannot write {folder / file}: {error}"
+        problem = f"cannot write {written / file}: {error}"
     _agree(pipe, problem)
     sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in part.items()}
     parts = pipe.transport.share_object((file, sizes))
-    _agree(pipe, _end(folder, model, parts) if rank == 0 else "")
-    return folder
+    _agree(pipe, _end(written, model, parts) if rank == 0 else "")
+    return written
 
 
 def _without_weights(wanted: Path) -> Path:
