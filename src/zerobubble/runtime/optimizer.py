@@ -85,6 +85,13 @@ class PipelineOptimizer:
         atexit.register(_settle_at_exit, ref(self))
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """What all ranks must have been given alike."""
+        scaler = None if self.loss_scaler is None else self.loss_scaler.settings
+        validate = "post" if self._may_guess else "sync"
+        return {"validate": validate, "loss scaler": scaler}
+
+    @property
     def param_groups(self) -> list[dict[str, Any]]:
         """The parameter groups of this rank; empty where it holds nothing to train."""
         return [] if self.inner is None else self.inner.param_groups

@@ -32,7 +32,7 @@ from zerobubble.runtime.optimizer import PipelineOptimizer
 from zerobubble.runtime.partition import Layer, build_stage
 from zerobubble.runtime.randomness import Randomness
 from zerobubble.runtime.running import Running, pairs
-from zerobubble.runtime.stage import LossFunction, Stage
+from zerobubble.runtime.stage import LossFunction, Stage, in_evaluation_mode
 from zerobubble.runtime.tied import TiedParameters, refuse_shared
 from zerobubble.runtime.trace import Recorder, gather_run
 from zerobubble.runtime.transport import Transport
@@ -119,7 +119,11 @@ class Pipeline:
         with naming_the_cause(self.rank, "tying of parameters"):
             self._tied = TiedParameters(
                 given.tied,
-                self._numbered_parameters(),
+                {
+                    name: parameter
+                    for stage in self.stages.values()
+                    for name, parameter in stage.module.numbered_parameters().items()
+                },
                 [s for s, numbers in enumerate(self.layers_of_stage) for _ in numbers],
                 placement,
                 self.rank,
@@ -207,10 +211,6 @@ class Pipeline:
                 first_names.setdefault(parameter, stage.module.name_in_model(name))
         return [(name, parameter) for parameter, name in first_names.items()]
 
-    def _numbered_parameters(self) -> dict[str, nn.Parameter]:
-        modules = [stage.module for stage in self.stages.values()]
-        return {name: p for module in modules for name, p in module.numbered_parameters().items()}
-
     def optimizer(
         self,
         optimizer: torch.optim.Optimizer | Callable[..., torch.optim.Optimizer],
@@ -249,15 +249,8 @@ class Pipeline:
             weights, agreement, self._tied, validate=validate, loss_scaler=scaler
         )
         with naming_the_cause(self.rank, "building of an optimizer"):
-            must_be_the_same(
-                self._transport,
-                {
-                    "number of optimizers": number,
-                    "max_grad_norm": max_grad_norm,
-                    "validate": validate,
-                    "loss scaler": None if scaler is None else scaler.settings,
-                },
-            )
+            settings = {"number of optimizers": number, "max_grad_norm": max_grad_norm}
+            must_be_the_same(self._transport, settings | wrapped.settings)
             self._tied.must_be_claimed_by_all(weights.all_working)
         self._optimizers.append(wrapped)
         for stage in self.stages.values():
@@ -301,15 +294,8 @@ class Pipeline:
         """
         for optimizer in self._optimizers:
             optimizer.synchronize()
-        modules = [module for stage in self.stages.values() for module in stage.module.modules()]
-        modes = [module.training for module in modules]
-        try:
-            for module in modules:
-                module.training = False
+        with in_evaluation_mode(self.stages.values()):
             return self._run(self._running.evaluation, x, y, keywords, "eval")
-        finally:
-            for module, mode in zip(modules, modes, strict=True):
-                module.training = mode
 
     def state_dict(self) -> dict[str, Any]:
         """Give this rank's parameters and buffers; all ranks must call this together.

@@ -1,7 +1,7 @@
 """What does one stage do for F, B and W of a microbatch?"""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -200,6 +200,20 @@ class Stage:
         if new:
             self._queues[microbatch] = WeightQueue()
         return deferring(self._queues[microbatch])
+
+
+@contextmanager
+def in_evaluation_mode(stages: Iterable[Stage]) -> Iterator[None]:
+    """Let all modules be in evaluation mode meanwhile, and in their own modes again afterwards."""
+    modules = [module for stage in stages for module in stage.module.modules()]
+    modes = [module.training for module in modules]
+    try:
+        for module in modules:
+            module.training = False
+        yield
+    finally:
+        for module, mode in zip(modules, modes, strict=True):
+            module.training = mode
 
 
 def _edge(output: Tensor) -> GradientEdge:
