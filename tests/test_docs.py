@@ -1,19 +1,22 @@
 """Do the commands of docs/plan.md print what stands there?"""
 
 import re
+import shutil
 from pathlib import Path
 
 from zerobubble.cli import main
 
-PAGE = (Path(__file__).parents[1] / "docs" / "plan.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "plan.md").read_text(encoding="utf-8")
 
 
 def test_the_example_of_planning_prints_what_stands_there(tmp_path, monkeypatch, capsys):
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
     monkeypatch.chdir(tmp_path)
     [script] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     exec(script, {})
     blocks = re.findall(r"```\n\$ zerobubble (.*?)\n(.*?)\n```", PAGE, re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     for command, printed in blocks:
         main(command.split())
         output = capsys.readouterr()
