@@ -72,7 +72,10 @@ GOOD = json.loads(dumps(Profile("m", "cpu", ("a",), {1: (LayerCosts(1),)})))
         ({"costs": [{"forward": 3}]}, "costs[0]: unknown key 'forward': the keys are forward_ms,"),
         ({"costs": [{"forward_ms": -1}]}, "costs[0].forward_ms must be a number from 0 to 1e+100"),
         ({"costs": [{"forward_ms": 10**400}]}, "costs[0].forward_ms must be a number"),
-        ({"costs": [{"forward_ms": True}]}, "costs[0].forward_ms must be a number from 0 to 1e+100"),
+        (
+            {"costs": [{"forward_ms": True}]},
+            "costs[0].forward_ms must be a number from 0 to 1e+100",
+        ),
         ({"layers": {}}, "there must be a layer and a microbatch size"),
         ({"layers": {"x": [0]}}, "layers['x']: 'x' is not a microbatch size: write a number"),
         ({"layers": {"0": [0]}}, "'0' is not a microbatch size"),

@@ -20,7 +20,7 @@ from zerobubble.profile import LayerCosts
 from zerobubble.profiling import A100, H100, estimate
 from zerobubble.profiling.estimate import layer_work
 from zerobubble.profiling.layers import Profiled, profile_layers
-from zerobubble.profiling.one_layer import Boundary, Task, count_held
+from zerobubble.profiling.one_layer import Boundary, LayerRun, count_held
 from zerobubble.profiling.roofline import FusedAttention, Roofline
 from zerobubble.runtime.boundary import flatten
 from zerobubble.runtime.partition import build_layer
@@ -35,7 +35,7 @@ def on_meta(module, *shape, dtype=torch.float32):
     x = torch.empty(*shape, dtype=dtype, device="meta", requires_grad=True)
     tensors, layout = flatten(x, "x")
     boundary = Boundary((tensors[0].detach(),), layout)
-    return module.to("meta", dtype), Task(1, shape[0], boundary)
+    return module.to("meta", dtype), LayerRun(1, shape[0], boundary)
 
 
 def flops(module, *shape):

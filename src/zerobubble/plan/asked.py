@@ -31,9 +31,7 @@ def read_task(
         )
     for what, count in {"ranks": num_ranks, "batch size": batch_size}.items():
         if not _is_count(count):
-            raise UsageError(
-                f"{what} must be a whole number of 1 or more, not {show_value(count)}"
-            )
+            raise UsageError(f"{what} must be a whole number of 1 or more, not {show_value(count)}")
     if num_ranks > profile.num_layers:
         raise UsageError(
             f"{profile.num_layers} layers cannot be shared by {num_ranks} ranks, each needs "
@@ -51,9 +49,8 @@ def read_task(
 def read_microbatch_sizes(task: Task, asked: Sequence[int] | None) -> list[int]:
     """List the sizes to try: those of the profile that divide the batch."""
     known = list(task.profile.layers)
-    if asked is not None and (
-        isinstance(asked, str) or not isinstance(asked, Iterable) or not all(map(_is_count, asked))
-    ):
+    is_list = isinstance(asked, Iterable | None) and type(asked) is not str
+    if not is_list or not all(map(_is_count, asked or ())):
         raise UsageError(
             f"microbatch sizes must be a list of whole numbers, not {show_value(asked)}"
         )
@@ -70,9 +67,9 @@ def read_microbatch_sizes(task: Task, asked: Sequence[int] | None) -> list[int]:
     if not few:
         size = max(sizes)
         raise UsageError(
-            f"batch size {task.batch_size} is too large: {task.num_microbatches(size)} microbatches "
-            f"of {size} on {task.num_ranks} ranks are more than {LARGEST_SIZE} forwards; plan for a "
-            "smaller batch, or profile larger microbatches"
+            f"batch size {task.batch_size} is too large: {task.num_microbatches(size)} "
+            f"microbatches of {size} on {task.num_ranks} ranks are more than {LARGEST_SIZE} "
+            "forwards; plan for a smaller batch, or profile larger microbatches"
         )
     return few
 

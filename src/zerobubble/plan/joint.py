@@ -122,7 +122,9 @@ def _with_more_memory(
     """Plan again with one GiB more a rank: from the best, and from what did not fit before."""
     roomy = replace(planner, task=replace(planner.task, memory=planner.task.memory + GIB))
     found = better(best, roomy.find_again(best)) or best
-    others = roomy.with_effort(next(iter(EFFORTS))).starts([choice for choice in choices if choice not in starts])
+    others = roomy.with_effort(next(iter(EFFORTS))).starts(
+        [choice for choice in choices if choice not in starts]
+    )
     for each in others.values():
         found = better(found, each) or found
     return improve(roomy.task, found, roomy.find_again)

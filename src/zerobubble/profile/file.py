@@ -155,7 +155,8 @@ def _profile(values: dict[str, Any]) -> Profile:
         _text("device", values["device"]),
         tuple(_text(f"layer_names[{i}]", name) for i, name in enumerate(names)),
         dict(
-            _table(size, table, rows) for size, table in an_object("layers", values["layers"]).items()
+            _table(size, table, rows)
+            for size, table in an_object("layers", values["layers"]).items()
         ),
         _link("link", values["link"]),
         _links(a_list("links", values["links"])),
