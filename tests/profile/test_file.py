@@ -109,3 +109,36 @@ def test_a_file_that_is_not_there_or_no_object_is_told(tmp_path):
         load(tmp_path / "missing.json")
     with pytest.raises(UsageError, match="mine: a profile must be an object, not"):
         loads("[]", "mine")
+
+
+ROW = LayerCosts(1)
+
+
+@pytest.mark.parametrize(
+    ("make", "part"),
+    [
+        *[
+            (lambda v=value: Profile("m", "d", ("a",), {1: (ROW,)}, step_overhead_ms=v), "overhead")
+            for value in (math.nan, math.inf, -1, "a", True, None, 10**400)
+        ],
+        *[
+            (lambda v=value: Profile("m", "d", ("a",), {1: (ROW,)}, memory_bytes=v), "memory_bytes")
+            for value in (math.nan, -1, "a", True)
+        ],
+        *[
+            (lambda v=value: LayerCosts(v), "forward_ms must be a number from 0 to 1e100")
+            for value in (10**400, 1e300, math.nan, -1, "a", True, None)
+        ],
+        *[(lambda v=value: Link(v), "latency_ms") for value in (True, "a", None, math.inf)],
+        *[(lambda v=value: Link(0, v), "bytes_per_ms") for value in (True, "a", None, 0, math.nan)],
+        (lambda: Profile("m", "d", ("a",), {1: (None,)}), "costs of layer 0 at microbatch size 1"),
+        (lambda: Profile("m", "d", ("a",), {1: None}), "costs at microbatch size 1 must be tuple"),
+        (lambda: Profile("m", "d", ("a",), [1]), "layers must be Mapping, not [1]"),
+        (lambda: Profile("m", "d", ("a",), {1: (ROW,)}, None), "link must be Link, not None"),
+        (lambda: Profile("m", "d", ("a",), {1: (ROW,)}, links={(0, 1): 3}), "links between (0, 1)"),
+    ],
+)
+def test_no_profile_is_made_of_nonsense(make, part):
+    with pytest.raises(UsageError) as caught:
+        make()
+    assert part in str(caught.value)

@@ -49,8 +49,8 @@ def read_task(
 def read_microbatch_sizes(task: Task, asked: Sequence[int] | None) -> list[int]:
     """List the sizes to try: those of the profile that divide the batch."""
     known = list(task.profile.layers)
-    is_list = isinstance(asked, Iterable | None) and type(asked) is not str
-    if not is_list or not all(map(_is_count, asked or ())):
+    is_list = isinstance(asked, Iterable) and np.ndim(asked) == 1
+    if asked is not None and not (is_list and all(map(_is_count, asked))):
         raise UsageError(
             f"microbatch sizes must be a list of whole numbers, not {show_value(asked)}"
         )

@@ -13,6 +13,7 @@ from zerobubble.profiling.one_layer import Boundary, LayerRun
 from zerobubble.runtime.batch import count_samples
 from zerobubble.runtime.boundary import flatten
 from zerobubble.runtime.layered import LayeredModel
+from zerobubble.runtime.tied import layer_of_tied
 
 _PLAIN = (bool, int, float, str, type(None), torch.dtype)
 
@@ -48,6 +49,7 @@ def profile_layers(
     Raises:
         UsageError: a layer cannot be run, or what it returns cannot travel; the message names it.
     """
+    tied = _tied_names(model)
     boundaries, targets = _batches(model, sizes, place)
     known: dict[Any, Mapping[int, Profiled]] = {}
     costs: dict[int, list[LayerCosts]] = {size: [] for size in sizes}
@@ -55,6 +57,8 @@ def profile_layers(
     for number in range(last + 1):
         read = (number == 0, number == last, *(boundaries[size].signature for size in sizes))
         key, module = _kind(model, number, build, read, known)
+        if module is not None:
+            _require_tied(model, number, module, tied.get(number, []))
         if module is not None:
             tasks = {
                 size: LayerRun(number, size, boundaries[size], *_loss(model, number, targets[size]))
@@ -68,6 +72,31 @@ def profile_layers(
             if output is not None:
                 boundaries[size] = output
     return {size: tuple(table) for size, table in costs.items()}
+
+
+def _tied_names(model: LayeredModel) -> dict[int, list[str]]:
+    """Collect the names of tied parameters by layer."""
+    names: dict[int, list[str]] = {}
+    for group in model.tied:
+        if len(group) < 2:
+            raise UsageError(f"tied parameters {group!r} of model {model.name}: name at least two")
+        for name in group:
+            number, of_layer = layer_of_tied(name, len(model.layers))
+            names.setdefault(number, []).append(of_layer)
+    return names
+
+
+def _require_tied(
+    model: LayeredModel, number: int, module: nn.Module, names: Sequence[str]
+) -> None:
+    """Refuse a tied parameter that a layer which is built does not have."""
+    there = [name for name, _ in module.named_parameters(remove_duplicate=False)]
+    for name in names:
+        if name not in there:
+            raise UsageError(
+                f"model {model.name}: tied parameter '{number}.{name}' does not exist; layer "
+                f"{number} has {there}"
+            )
 
 
 def _loss(model: LayeredModel, number: int, target: Any) -> tuple[Any, ...]:
