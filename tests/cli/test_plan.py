@@ -62,7 +62,7 @@ def test_the_plan_is_written_and_read_back(planned):
         (["--memory", "0GiB"], "--memory '0GiB': write bytes with a unit"),
         (
             ["--memory", "1GiB,1GiB,1GiB"],
-            "--memory gives 3 limits for 2 ranks: write one, or one for each",
+            "3 limits for 2 ranks: write one, or one for each rank",
         ),
         (["--memory", "1KB"], "nothing fits into the memory"),
         (["--microbatch-size", "1,x"], "--microbatch-size '1,x': write numbers of 1 or more"),
@@ -72,7 +72,7 @@ def test_the_plan_is_written_and_read_back(planned):
         (["--microbatch-size", "9" * 5000], "write numbers of 1 or more, as in 1,2,4"),
         (["--sequence", "9" * 16], "write a number of 1 or more, of up to 15 digits"),
         (["--batch-size", "99999999999999999999"], "--batch-size '99999999999999999999': write"),
-        (["--batch-size", "999999999999"], "batch size 999999999999 is too large: 499999999999"),
+        (["--batch-size", "999999999999"], "batch size 999999999999 is too large: 999999999999 mi"),
         (["--config", "small.json"], "--config is for --model"),
         (["--model", "hf:a.json"], "plan needs either --profile"),
         (["--device-spec", "h100"], "--device-spec is for --model"),

@@ -170,7 +170,7 @@ def test_what_cannot_be_planned_is_told_in_one_line(keywords, problem):
 
 
 def test_only_a_profile_is_planned():
-    with pytest.raises(UsageError, match="profile must be a Profile, such as .* not None"):
+    with pytest.raises(UsageError, match=r"profile must be a Profile, such as .* not None"):
         make_plan(None, 2, 4)
 
 

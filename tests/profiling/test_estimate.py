@@ -25,7 +25,8 @@ from zerobubble.profiling.roofline import FusedAttention, Roofline
 from zerobubble.runtime.boundary import flatten
 from zerobubble.runtime.partition import build_layer
 from zerobubble.train.config import ModelConfig
-from zerobubble.train.model import Block, parameter_counts
+from zerobubble.train.layers import parameter_counts
+from zerobubble.train.model import Block
 
 SIZE = 2
 
@@ -183,7 +184,7 @@ def test_weights_have_their_bytes(dtype, validate, state):
     layers = estimate(REFERENCE, H100, [1], dtype=dtype, validate=validate).at(1)
     rotary = 2 * CONFIG.sequence * (CONFIG.dim // CONFIG.heads // 2)
     for layer, count, buffers in zip(
-        layers, parameter_counts(CONFIG), [0, *[rotary] * 3, 0], strict=True
+        layers, parameter_counts(REFERENCE), [0, *[rotary] * 3, 0], strict=True
     ):
         assert layer.gradient_bytes == count * dtype.itemsize
         assert layer.parameter_bytes == (count + buffers) * dtype.itemsize

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from tests.profiling.models import (
-    CONFIG,
     QUICK,
     REFERENCE,
     Empty,
@@ -24,7 +23,7 @@ from zerobubble.errors import UsageError
 from zerobubble.profile.file import dumps, loads
 from zerobubble.profiling import H100, estimate, measure
 from zerobubble.profiling.ranks import Ranks
-from zerobubble.train.model import parameter_counts
+from zerobubble.train.layers import parameter_counts
 
 
 def measured(model, *sizes, **options):
@@ -62,7 +61,7 @@ def test_bytes_are_those_of_an_estimate():
 @pytest.mark.parametrize(("validate", "per_parameter"), [("sync", 8), ("post", 12)])
 def test_state_has_two_means_and_post_validation_keeps_a_copy(validate, per_parameter):
     profile = measured(REFERENCE, 1, validate=validate)
-    for layer, count in zip(profile.at(1), parameter_counts(CONFIG), strict=True):
+    for layer, count in zip(profile.at(1), parameter_counts(REFERENCE), strict=True):
         steps = 4 * 6  # AdamW counts the steps of each parameter
         assert 0 <= layer.optimizer_bytes - per_parameter * count <= steps
 
