@@ -261,8 +261,8 @@ def test_larger_microbatches_take_more_but_have_the_same_weights():
 @pytest.mark.parametrize(
     ("model", "sizes", "options", "message"),
     [
-        (REFERENCE, [], {}, r"microbatch sizes \[\]: give numbers of at least 1"),
-        (REFERENCE, [0], {}, r"microbatch sizes \[0\]: give numbers of at least 1"),
+        (REFERENCE, [], {}, r"microbatch sizes \[\]: give a list of whole numbers of at least 1"),
+        (REFERENCE, [0], {}, r"microbatch sizes \[0\]: give a list of whole numbers of at least 1"),
         (REFERENCE, [1], {"optimizer": "sgd"}, "optimizer 'sgd' cannot be profiled: use 'adamw'"),
         (REFERENCE, [1], {"validate": "no"}, "validate must be 'post' or 'sync', not 'no'"),
         (model_of(nn.Tanh, NeedingValues), [1], {}, r"model mine, layer 1 \(layer 1\) cannot be"),
