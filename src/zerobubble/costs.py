@@ -13,7 +13,7 @@ from zerobubble.ir import Kind, Placement
 Floats = NDArray[np.float64]
 
 # Sums of fewer than 1e200 such values are finite.
-_LARGEST = 1e100
+LARGEST = 1e100
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ class Costs:
                 raise UsageError(
                     f"costs: {field.name} has {value.size} values for {self.num_stages} stages"
                 )
-            if not ((value >= 0) & (value <= _LARGEST)).all():
+            if not ((value >= 0) & (value <= LARGEST)).all():
                 raise UsageError(f"costs: {field.name} must be between 0 and 1e100: {value}")
             value.setflags(write=False)
             object.__setattr__(self, field.name, value)

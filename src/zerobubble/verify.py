@@ -245,9 +245,14 @@ def limits_of_ranks(memory: ArrayLike, num_ranks: int) -> Floats:
         UsageError: a limit is negative or nan, or there are too few or too many.
     """
     try:
-        limits: Floats = np.asarray(memory, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise UsageError(f"memory must be a number, or one for each rank: {memory!r}") from None
+        given = np.asarray(memory)
+        limits: Floats = given.astype(np.float64)
+        leaves = [memory] if given.ndim == 0 else list(memory)  # type: ignore[arg-type]
+        is_right = not any(isinstance(each, bool | str | bytes | np.bool_) for each in leaves)
+    except (TypeError, ValueError, OverflowError):
+        is_right = False
+    if not is_right or given.dtype.kind not in "iufO":
+        raise UsageError(f"memory must be a number, or one for each rank: {memory!r}")
     if not (limits >= 0).all():
         raise UsageError(f"memory limits must not be negative or nan: {limits}")
     if limits.ndim == 0:

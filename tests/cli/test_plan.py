@@ -60,11 +60,20 @@ def test_the_plan_is_written_and_read_back(planned):
     [
         (["--memory", "40"], "--memory '40': write bytes with a unit, as in 40GiB"),
         (["--memory", "0GiB"], "--memory '0GiB': write bytes with a unit"),
-        (["--memory", "1GiB,1GiB,1GiB"], "--memory gives 3 limits for 2 ranks: write one"),
+        (
+            ["--memory", "1GiB,1GiB,1GiB"],
+            "3 limits for 2 ranks: write one, or one for each rank",
+        ),
         (["--memory", "1KB"], "nothing fits into the memory"),
         (["--microbatch-size", "1,x"], "--microbatch-size '1,x': write numbers of 1 or more"),
         (["--microbatch-size", "4"], "the profile has microbatches of 1, 2 samples, not 4"),
         (["--sequence", "1,2"], "--sequence '1,2': write a number of 1 or more"),
+        (["--batch-size", "9" * 5000], "--batch-size '999999999999...9999999999999': write a num"),
+        (["--microbatch-size", "9" * 5000], "write numbers of 1 or more, as in 1,2,4"),
+        (["--sequence", "9" * 16], "write a number of 1 or more, of up to 15 digits"),
+        (["--batch-size", "99999999999999999999"], "--batch-size '99999999999999999999': write"),
+        (["--batch-size", "999999999999"], "batch size 999999999999 is too large: 999999999999 mi"),
+        (["--config", "small.json"], "--config is for --model"),
         (["--model", "hf:a.json"], "plan needs either --profile"),
         (["--device-spec", "h100"], "--device-spec is for --model"),
         (["--out", "."], "cannot write .: Is a directory"),
@@ -86,3 +95,10 @@ def test_wrong_flags_are_told_in_one_line(planned, refused, flags, problem):
 )
 def test_what_is_missing_is_told_in_one_line(refused, flags, problem):
     assert problem in refused("plan", *flags)
+
+
+def test_sizes_have_the_unit_that_suits_the_largest(planned):
+    found = planned("plan", *BASICS, "--placement", "linear", "--microbatch-size", 1)
+    head, first, second = (line.split() for line in found.out.splitlines()[2:5])
+    assert head == ["KiB"] * 4 + ["KiB", "ms"]
+    assert (first[3], second[3]) == ("0.29", "0.29")

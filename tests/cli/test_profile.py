@@ -51,6 +51,8 @@ def test_ranks_measure(zerobubble, monkeypatch, ranks):
     ("flags", "part"),
     [
         (["--microbatch-size", "1,x"], "--microbatch-size '1,x': write numbers of 1 or more, as"),
+        (["--microbatch-size", "9" * 5000], "write numbers of 1 or more, as in 1,2,4, of up to 15"),
+        (["--config", "a.json", "--source-config", "b.json"], "name two files: leave one out"),
         (["--microbatch-size", "0"], "--microbatch-size '0': write numbers of 1 or more"),
         (["--device-spec", "h1"], "unknown device 'h1': use h100, a100 or a JSON file"),
         (["--device-spec", "h100", "-p", "2"], "--device-spec measures nothing: leave out -p"),
@@ -63,3 +65,27 @@ def test_ranks_measure(zerobubble, monkeypatch, ranks):
 )
 def test_bad_input_is_one_line(refused, flags, part):
     assert part in refused("profile", *flags)
+
+
+def test_huge_sizes_are_told_without_the_stack_of_torch(refused):
+    message = refused("profile", "--ffn-multiple", "1e300", "--device-spec", "h100")
+    assert "layer 1 (block 0) cannot be profiled: " in message
+    assert "Exception raised from" not in message
+
+
+SHAPE = {
+    "vocab_size": 64, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("flag", ["--config", "--source-config"])
+def test_profile_and_plan_take_the_configuration_of_a_model_type(zerobubble, tmp_path, flag):
+    (tmp_path / "small.json").write_text(json.dumps(SHAPE))
+    named = ("--model", "hf:qwen2", "--sequence", 8, "--device-spec", "h100")
+    found = zerobubble("profile", *named, flag, "small.json", "--out", "it.json")
+    assert (found.status, load("it.json").layer_names[1:3]) == (0, ("block 0", "block 1"))
+    if flag == "--config":
+        batch = ("-p", 2, "--batch-size", 4, "--microbatch-size", 1)
+        planned = zerobubble("plan", *named, flag, "small.json", *batch)
+        assert planned.out.startswith("qwen2: 2 ranks, 4 microbatches of 1")

@@ -278,6 +278,38 @@ def test_what_no_stage_could_do_is_refused():
     refused(llama, "quantized parameters cannot be trained")
 
 
+SIZES = {
+    "vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 2,
+}  # fmt: skip
+
+
+def test_sizes_that_no_model_can_have_are_refused_by_name():
+    for changed, problem in [
+        ({"vocab_size": 0}, "configuration of qwen2: vocab_size is 0: write 1 or more"),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ({"hidden_act": "nope"}, "transformers does not know hidden_act 'nope'"),
+        ({"hidden_size": 30, "num_attention_heads": 7}, "7 is not a multiple of num_key_value_hea"),
+        ({"hidden_size": 10}, "hidden_size 10 gives 2 num_attention_heads 5 channels each"),
+    ]:
+        refused("qwen2", problem, values=SIZES | changed)
+    refused("gpt2", "n_head is 0", values={"n_head": 0})
+    refused("mixtral", "num_experts_per_tok is 9", values=SIZES | {"num_experts_per_tok": 9})
+    config = families.config("llama")
+    config.vocab_size = 0
+    refused(config, "vocab_size is 0")
+
+
+def test_arguments_that_are_no_model_are_refused():
+    for sequence in (1.5, True, "8", None):
+        with pytest.raises(zb.UsageError, match="sequence must be a whole number of tokens"):
+            causal_lm("qwen2", sequence=sequence, values=SIZES)
+    for values in ([1], 3):
+        refused("qwen2", "values must be those of the configuration by name", values=values)
+    refused("", "the name of the Hugging Face model is empty")
+
+
 def test_configurations_that_cannot_be_read_are_refused(tmp_path):
     file = tmp_path / "small.json"
     refused(file, "cannot read .*small.json")
@@ -323,6 +355,13 @@ def test_indices_that_name_what_is_not_there_are_refused(saved, tmp_path):
     refused(tmp_path, f"{first} has no tensor more")
     (tmp_path / first).unlink()
     refused(tmp_path, f"{first} does not exist")
+
+
+def test_an_index_whose_files_are_no_names_is_refused(copied):
+    (copied / ONE_FILE).unlink()
+    for file in (1, None, ["x"]):
+        (copied / INDEX).write_text(json.dumps({"weight_map": {"a": file}}))
+        refused(copied, "weight_map of a must be the name of a file")
 
 
 def test_experts_that_are_missing_are_refused(saved, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import suppress
 
 import pytest
 from hypothesis import given, settings
@@ -95,14 +96,26 @@ def test_every_truncated_file_is_refused_in_one_line(written):
         (["layers_per_stage"], [1, 1], "add up to 2, but there are 3 layers"),
         (["layers_per_stage", 0], -1, "layers_per_stage[0] must be a whole number of 1 or more"),
         (["memory_bytes"], [1], "memory_bytes has 1 limits for 2 ranks"),
-        (["memory_bytes", 0], "all", "memory_bytes[0] must be a number, not 'all'"),
-        (["memory_bytes", 0], math.inf, "memory_bytes[0] must be a number of 0 or more"),
+        (
+            ["memory_bytes", 0],
+            "all",
+            "memory_bytes[0] must be a number from 0 to 1.79769e+308, not 'all'",
+        ),
+        (["memory_bytes", 0], 10**400, "memory_bytes[0] must be a number from 0 to"),
+        (["forecast", "step_ms"], 10**400, "forecast: step_ms must be a number from 0 to"),
+        (["microbatch_size"], 10**400, "microbatch_size must be a whole number up to 90071992547"),
+        (["costs", "forward", 0], 10**400, "costs: forward must be a number or a list of numbers"),
+        (["memory_bytes", 0], math.inf, "memory_bytes[0] must be a number from 0 to"),
         (["costs"], [], "costs must be an object, not []"),
         (["costs", "forward"], [1, 2, 3], "costs: forward has 3 values for 2 stages"),
         (["costs", "forward", 0], -1, "costs: forward must be between 0 and 1e100"),
         (["forecast"], None, "forecast must be an object, not None"),
-        (["forecast", "step_ms"], "1", "forecast: step_ms must be a number, not '1'"),
-        (["forecast", "step_ms"], math.nan, "forecast: step_ms must be a number of 0 or more"),
+        (
+            ["forecast", "step_ms"],
+            "1",
+            "forecast: step_ms must be a number from 0 to 1.79769e+308, not '1'",
+        ),
+        (["forecast", "step_ms"], math.nan, "forecast: step_ms must be a number from 0 to"),
         (["forecast", "weight_bytes"], [1], "forecast: weight_bytes has 1 values for 2 ranks"),
         (["forecast", "binding"], 1, "forecast: binding must be a text, not 1"),
         (["reasons", 0], 1, "reasons[0] must be a text, not 1"),
@@ -122,6 +135,25 @@ def test_a_wrong_value_is_named(written, path, value, problem):
     assert str(refused.value).startswith("plan.json: ")
     assert problem in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def paths(value, *way):
+    """List the way to every number within a value."""
+    if isinstance(value, dict | list):
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        return [path for key, each in pairs for path in paths(each, *way, key)]
+    return [way] if isinstance(value, int | float) else []
+
+
+@pytest.mark.parametrize("wrong", [10**400, -(10**400), 1e308, math.nan, True, "1", None, [], {}])
+def test_no_number_can_be_so_wrong_that_it_is_not_told_as_a_fault(written, wrong):
+    for *way, last in paths(json.loads(written)):
+        values = inner = json.loads(written)
+        for key in way:
+            inner = inner[key]
+        inner[last] = wrong
+        with suppress(UsageError, ScheduleError):
+            loads(json.dumps(values), "plan.json")
 
 
 @pytest.mark.parametrize("place", [(), ("forecast",)])

@@ -149,7 +149,17 @@ def test_a_schedule_that_does_not_fit_names_a_limit_that_does():
         ({"placements": "wave:4"}, "wave:4 has 8 stages on 2 ranks, but there are only 4 layers"),
         ({"memory": [1, 2, 3]}, "3 memory limits given for 2 ranks"),
         ({"memory": -1}, "memory limits must not be negative"),
+        ({"memory": True}, "memory must be a number, or one for each rank: True"),
+        ({"memory": "12"}, "memory must be a number, or one for each rank: '12'"),
+        ({"memory": [True, 2.5]}, "memory must be a number, or one for each rank"),
+        ({"memory": 10**400}, "memory must be a number, or one for each rank"),
         ({"schedule": "zb-h9"}, "unknown schedule 'zb-h9'"),
+        ({"schedule": 1}, "schedule must be the name of a registered schedule, such as zb-h1"),
+        ({"microbatch_sizes": 1}, "microbatch sizes must be a list of whole numbers, not 1"),
+        ({"microbatch_sizes": [True]}, "must be a list of whole numbers, not [True]"),
+        ({"placements": 0}, "placements must be names, Placements or the rank of each stage"),
+        ({"placements": 3.5}, "placements must be names, Placements or the rank of each stage"),
+        ({"batch_size": 10**20}, "batch size 100000000000000000000 is too large"),
     ],
 )
 def test_what_cannot_be_planned_is_told_in_one_line(keywords, problem):
@@ -157,3 +167,17 @@ def test_what_cannot_be_planned_is_told_in_one_line(keywords, problem):
     with pytest.raises(UsageError, match=re.escape(problem)) as refused:
         make_plan(profile_of([1] * 4, sizes=(2,)), **asked)
     assert "\n" not in str(refused.value)
+
+
+def test_only_a_profile_is_planned():
+    with pytest.raises(UsageError, match=r"profile must be a Profile, such as .* not None"):
+        make_plan(None, 2, 4)
+
+
+def test_more_effort_is_never_worse():
+    profile = profile_of([1, 2, 1, 3, 1, 2], step_overhead_ms=1)
+    steps = [
+        make_plan(profile, 2, 6, 9000.0, placements=["linear", "v"], effort=effort).forecast.step_ms
+        for effort in ("quick", "default")
+    ]
+    assert is_no_more(steps[1], steps[0])

@@ -1,10 +1,11 @@
 """Do the reasons of a plan name what holds it up, and what would help?"""
 
 import re
+from dataclasses import replace
 
 from tests.plan.profiles import profile_of
 from zerobubble.plan import make_plan
-from zerobubble.plan.reasons import GIB
+from zerobubble.plan.reasons import GIB, _distance
 
 
 def test_the_bottleneck_is_named_with_its_layers_and_how_much_it_is_above_the_mean():
@@ -43,6 +44,13 @@ def test_the_next_gib_is_worth_what_a_plan_with_it_gains():
     assert few.reasons[-1] == f"1 GiB more a rank: step {gain:.1%} shorter"
     ample = make_plan(profile, 2, 8, 100 * GIB, placements="linear")
     assert ample.reasons[-1] == "1 GiB more a rank would buy nothing"
+
+
+def test_a_distance_of_almost_nothing_is_no_sum_of_two_bounds():
+    forecast = make_plan(profile_of([1, 1]), 2, 8, placements="linear").forecast
+    near = replace(forecast, step_ms=100.01, bound_ms=100.0)
+    assert _distance(near).startswith("less than 0.05% above the shortest step of these stages")
+    assert _distance(replace(near, step_ms=101.0)).startswith("at most 1.0% above the shortest")
 
 
 def _scaled(layer, factor):

@@ -70,9 +70,12 @@ GOOD = json.loads(dumps(Profile("m", "cpu", ("a",), {1: (LayerCosts(1),)})))
         ({"layer_names": [""]}, "layer_names[0] must be a text of printable characters, not ''"),
         ({"costs": [3]}, "costs[0] must be an object, not 3"),
         ({"costs": [{"forward": 3}]}, "costs[0]: unknown key 'forward': the keys are forward_ms,"),
-        ({"costs": [{"forward_ms": -1}]}, "costs[0].forward_ms must be a number of at least 0"),
+        ({"costs": [{"forward_ms": -1}]}, "costs[0].forward_ms must be a number from 0 to 1e+100"),
         ({"costs": [{"forward_ms": 10**400}]}, "costs[0].forward_ms must be a number"),
-        ({"costs": [{"forward_ms": True}]}, "costs[0].forward_ms must be a number of at least 0"),
+        (
+            {"costs": [{"forward_ms": True}]},
+            "costs[0].forward_ms must be a number from 0 to 1e+100",
+        ),
         ({"layers": {}}, "there must be a layer and a microbatch size"),
         ({"layers": {"x": [0]}}, "layers['x']: 'x' is not a microbatch size: write a number"),
         ({"layers": {"0": [0]}}, "'0' is not a microbatch size"),
@@ -85,8 +88,8 @@ GOOD = json.loads(dumps(Profile("m", "cpu", ("a",), {1: (LayerCosts(1),)})))
             {"links": [{"ranks": [0, 1], "latency_ms": 0, "bytes_per_ms": None}] * 2},
             "links[1]: ranks [0, 1] are given twice: delete one",
         ),
-        ({"step_overhead_ms": "1"}, "step_overhead_ms must be a number of at least 0, not '1'"),
-        ({"memory_bytes": -1}, "memory_bytes must be a number of at least 0, not -1"),
+        ({"step_overhead_ms": "1"}, "step_overhead_ms must be a number from 0 to 1e+100, not '1'"),
+        ({"memory_bytes": -1}, "memory_bytes must be a number from 0 to 1e+100, not -1"),
     ],
 )
 def test_a_fault_is_told_in_one_line(changed, part):
@@ -106,3 +109,36 @@ def test_a_file_that_is_not_there_or_no_object_is_told(tmp_path):
         load(tmp_path / "missing.json")
     with pytest.raises(UsageError, match="mine: a profile must be an object, not"):
         loads("[]", "mine")
+
+
+ROW = LayerCosts(1)
+
+
+@pytest.mark.parametrize(
+    ("make", "part"),
+    [
+        *[
+            (lambda v=value: Profile("m", "d", ("a",), {1: (ROW,)}, step_overhead_ms=v), "overhead")
+            for value in (math.nan, math.inf, -1, "a", True, None, 10**400)
+        ],
+        *[
+            (lambda v=value: Profile("m", "d", ("a",), {1: (ROW,)}, memory_bytes=v), "memory_bytes")
+            for value in (math.nan, -1, "a", True)
+        ],
+        *[
+            (lambda v=value: LayerCosts(v), "forward_ms must be a number from 0 to 1e100")
+            for value in (10**400, 1e300, math.nan, -1, "a", True, None)
+        ],
+        *[(lambda v=value: Link(v), "latency_ms") for value in (True, "a", None, math.inf)],
+        *[(lambda v=value: Link(0, v), "bytes_per_ms") for value in (True, "a", None, 0, math.nan)],
+        (lambda: Profile("m", "d", ("a",), {1: (None,)}), "costs of layer 0 at microbatch size 1"),
+        (lambda: Profile("m", "d", ("a",), {1: None}), "costs at microbatch size 1 must be tuple"),
+        (lambda: Profile("m", "d", ("a",), [1]), "layers must be Mapping, not [1]"),
+        (lambda: Profile("m", "d", ("a",), {1: (ROW,)}, None), "link must be Link, not None"),
+        (lambda: Profile("m", "d", ("a",), {1: (ROW,)}, links={(0, 1): 3}), "links between (0, 1)"),
+    ],
+)
+def test_no_profile_is_made_of_nonsense(make, part):
+    with pytest.raises(UsageError) as caught:
+        make()
+    assert part in str(caught.value)

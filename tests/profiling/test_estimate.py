@@ -20,12 +20,13 @@ from zerobubble.profile import LayerCosts
 from zerobubble.profiling import A100, H100, estimate
 from zerobubble.profiling.estimate import layer_work
 from zerobubble.profiling.layers import Profiled, profile_layers
-from zerobubble.profiling.one_layer import Boundary, Task, count_held
+from zerobubble.profiling.one_layer import Boundary, LayerRun, count_held
 from zerobubble.profiling.roofline import FusedAttention, Roofline
 from zerobubble.runtime.boundary import flatten
 from zerobubble.runtime.partition import build_layer
 from zerobubble.train.config import ModelConfig
-from zerobubble.train.model import Block, parameter_counts
+from zerobubble.train.layers import parameter_counts
+from zerobubble.train.model import Block
 
 SIZE = 2
 
@@ -35,7 +36,7 @@ def on_meta(module, *shape, dtype=torch.float32):
     x = torch.empty(*shape, dtype=dtype, device="meta", requires_grad=True)
     tensors, layout = flatten(x, "x")
     boundary = Boundary((tensors[0].detach(),), layout)
-    return module.to("meta", dtype), Task(1, shape[0], boundary)
+    return module.to("meta", dtype), LayerRun(1, shape[0], boundary)
 
 
 def flops(module, *shape):
@@ -183,7 +184,7 @@ def test_weights_have_their_bytes(dtype, validate, state):
     layers = estimate(REFERENCE, H100, [1], dtype=dtype, validate=validate).at(1)
     rotary = 2 * CONFIG.sequence * (CONFIG.dim // CONFIG.heads // 2)
     for layer, count, buffers in zip(
-        layers, parameter_counts(CONFIG), [0, *[rotary] * 3, 0], strict=True
+        layers, parameter_counts(REFERENCE), [0, *[rotary] * 3, 0], strict=True
     ):
         assert layer.gradient_bytes == count * dtype.itemsize
         assert layer.parameter_bytes == (count + buffers) * dtype.itemsize
@@ -260,8 +261,8 @@ def test_larger_microbatches_take_more_but_have_the_same_weights():
 @pytest.mark.parametrize(
     ("model", "sizes", "options", "message"),
     [
-        (REFERENCE, [], {}, r"microbatch sizes \[\]: give numbers of at least 1"),
-        (REFERENCE, [0], {}, r"microbatch sizes \[0\]: give numbers of at least 1"),
+        (REFERENCE, [], {}, r"microbatch sizes \[\]: give a list of whole numbers of at least 1"),
+        (REFERENCE, [0], {}, r"microbatch sizes \[0\]: give a list of whole numbers of at least 1"),
         (REFERENCE, [1], {"optimizer": "sgd"}, "optimizer 'sgd' cannot be profiled: use 'adamw'"),
         (REFERENCE, [1], {"validate": "no"}, "validate must be 'post' or 'sync', not 'no'"),
         (model_of(nn.Tanh, NeedingValues), [1], {}, r"model mine, layer 1 \(layer 1\) cannot be"),

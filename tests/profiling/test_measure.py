@@ -1,14 +1,18 @@
 """Does a measured profile count what is there, and tell heavy layers from light ones?"""
 
+import time
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from tests.profiling.models import (
-    CONFIG,
     QUICK,
     REFERENCE,
+    Empty,
     Joined,
+    Nothing,
     Pair,
     Returning,
     Sleeping,
@@ -18,7 +22,8 @@ from tests.profiling.models import (
 from zerobubble.errors import UsageError
 from zerobubble.profile.file import dumps, loads
 from zerobubble.profiling import H100, estimate, measure
-from zerobubble.train.model import parameter_counts
+from zerobubble.profiling.ranks import Ranks
+from zerobubble.train.layers import parameter_counts
 
 
 def measured(model, *sizes, **options):
@@ -56,7 +61,7 @@ def test_bytes_are_those_of_an_estimate():
 @pytest.mark.parametrize(("validate", "per_parameter"), [("sync", 8), ("post", 12)])
 def test_state_has_two_means_and_post_validation_keeps_a_copy(validate, per_parameter):
     profile = measured(REFERENCE, 1, validate=validate)
-    for layer, count in zip(profile.at(1), parameter_counts(CONFIG), strict=True):
+    for layer, count in zip(profile.at(1), parameter_counts(REFERENCE), strict=True):
         steps = 4 * 6  # AdamW counts the steps of each parameter
         assert 0 <= layer.optimizer_bytes - per_parameter * count <= steps
 
@@ -122,10 +127,56 @@ def test_mixed_precision_halves_what_travels_from_a_linear_layer():
             {},
             r"layer 0 \(layer 0\) cannot be profiled: mat1 and mat2 shapes cannot be multiplied",
         ),
+        (model_of(nn.Tanh, Nothing, nn.Tanh), {}, r"layer 1 .*its forward returns no tensor"),
+        (model_of(Empty, nn.Tanh), {}, r"layer 0 .*its forward returns no tensor"),
+        (model_of(nn.Tanh, nn.Tanh, sample=lambda n: None), {}, r"must give input and target"),
+        (None, {}, "model is a NoneType: give a LayeredModel"),
+        ([nn.Linear(8, 8)], {}, "model is a list: give a LayeredModel"),
+        (REFERENCE, {"seconds": float("nan")}, "^seconds must be a number above 0, not nan"),
+        (REFERENCE, {"num_ranks": "2"}, "num_ranks must be a whole number"),
+        *[
+            (REFERENCE, {"microbatch_sizes": sizes}, "give a list of whole numbers of at least 1")
+            for sizes in (["1"], 3, [1.5], [True], [], None)
+        ],
+        (replace(REFERENCE, tied=(("0.no", "4.head.weight"),)), {}, r"'0\.no' does not exist"),
+        (replace(REFERENCE, tied=(("9.x", "0.y"),)), {}, r"with a layer from 0 to 4"),
         (REFERENCE, {"device": "tpu"}, "device 'tpu' is unknown"),
         (REFERENCE, {"validate": "no"}, "validate must be 'post' or 'sync', not 'no'"),
     ],
 )
 def test_what_cannot_be_measured_is_told(model, options, message):
     with pytest.raises(UsageError, match=message):
-        measured(model, 1, **options)
+        measure(model, **{"num_ranks": 1, "microbatch_sizes": [1]} | QUICK | options)
+
+
+class OneRank:
+    """The transport of a run with one rank."""
+
+    device = torch.device("cpu")
+
+    def share_object(self, value):
+        return [value]
+
+
+def test_rounds_of_two_kinds_take_turns_in_both_orders():
+    turns = []
+    Ranks(OneRank(), 1e-9, 4).repeat(
+        [lambda: turns.append("split"), lambda: turns.append("plain")], turns.clear
+    )
+    one, other = ["split", "plain"], ["plain", "split"]
+    assert turns == one + other + one + other
+
+
+def test_load_that_grows_meets_split_and_plain_forwards_alike():
+    """A machine that gets slower from round to round makes no schedule look better."""
+
+    class Growing(nn.Module):
+        rounds = 0
+
+        def forward(self, x):
+            Growing.rounds += 1
+            time.sleep(Growing.rounds * 2e-5)
+            return x * 1
+
+    layer = measured(model_of(Growing, nn.Tanh), 1, seconds=0.0001, least_rounds=20).at(1)[0]
+    assert layer.forward_ms == pytest.approx(layer.plain_forward_ms, rel=0.2)

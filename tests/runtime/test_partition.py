@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from zerobubble.errors import UsageError
+from zerobubble.runtime import Pipeline
 from zerobubble.runtime.partition import ANY, StageModule, build_stage, split_layers, takes
+from zerobubble.schedules import build
 
 CPU = torch.device("cpu")
 
@@ -108,3 +110,9 @@ def test_a_layer_gets_the_keywords_that_its_forward_names():
 
 def test_a_wrapped_layer_takes_what_the_layer_takes():
     assert StageModule({0: torch.compile(Masked())}).keywords == {"mask", "scale"}
+
+
+@pytest.mark.parametrize("layers", [None, 5, "abc"])
+def test_a_pipeline_of_no_layers_is_refused(layers):
+    with pytest.raises(UsageError, match="layers must be a list of modules or builders, or a Lay"):
+        Pipeline(layers, build("zb-h1", 1, 1), torch.nn.functional.mse_loss)

@@ -14,7 +14,7 @@ from zerobubble.formats.json import load
 from zerobubble.formats.timeline import load as load_measured
 from zerobubble.train.config import TrainConfig
 from zerobubble.train.config_file import from_toml
-from zerobubble.train.forecast import forecast_costs
+from zerobubble.train.flops import flop_shares
 from zerobubble.train.layers import parameter_counts
 from zerobubble.train.learning_rate import learning_rate
 from zerobubble.train.loop import threads_per_rank
@@ -121,7 +121,7 @@ def test_parameters_are_counted_as_they_are_built() -> None:
     ]
 
 
-def test_forecast_counts_the_flops_of_matrix_products() -> None:
+def test_shares_count_the_flops_of_matrix_products() -> None:
     """Checked against the counter of torch on the whole model, one sequence."""
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -134,7 +134,7 @@ def test_forecast_counts_the_flops_of_matrix_products() -> None:
     ):
         model(tokens)
     placement = zb.build("1f1b", num_ranks=1, num_microbatches=1).placement
-    costs = forecast_costs(config, [range(config.layers + 2)], placement)
+    costs = flop_shares(config, [range(config.layers + 2)], placement)
     assert costs.forward[0] * config.sequence == counter.get_total_flops()
 
 

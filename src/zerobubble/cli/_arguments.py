@@ -11,10 +11,13 @@ from typing import Annotated, Literal, Union
 from tyro.conf import Positional, arg
 from tyro.constructors import PrimitiveConstructorSpec
 
+from zerobubble.cli._counts import is_count
+from zerobubble.formats.reading import show_value
+
 
 def _count(words: list[str]) -> int:
-    if not (words[0].isascii() and words[0].isdecimal()) or int(words[0]) < 1:
-        raise ValueError(f"write a whole number of 1 or more, not {words[0]!r}")
+    if not is_count(words[0]):
+        raise ValueError(f"write a whole number of 1 or more, not {show_value(words[0])}")
     return int(words[0])
 
 

@@ -27,7 +27,10 @@ def read_bytes(text: str, num_ranks: int) -> list[float]:
     """
     sizes = [_size(text, word.strip()) for word in text.split(",")]
     if len(sizes) not in (1, num_ranks):
-        raise UsageError(f"--memory gives {len(sizes)} limits for {num_ranks} ranks: write one")
+        raise UsageError(
+            f"--memory gives {len(sizes)} limits for {num_ranks} ranks: write one, or one for each "
+            "rank"
+        )
     return sizes if len(sizes) > 1 else sizes * num_ranks
 
 

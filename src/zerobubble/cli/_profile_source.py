@@ -9,6 +9,7 @@ from zerobubble.profile import Profile
 def read_or_estimate(
     profile: str,
     model: str,
+    config: str,
     device_spec: str,
     microbatch_sizes: Sequence[int] | None,
     sequence: int | None,
@@ -28,6 +29,8 @@ def read_or_estimate(
     if profile:
         if device_spec:
             raise UsageError("--device-spec is for --model: a profile has times of its own")
+        if config:
+            raise UsageError("--config is for --model: a profile has layers of its own")
         from zerobubble.profile.file import load
 
         return load(profile)
@@ -36,11 +39,12 @@ def read_or_estimate(
             "--model needs --device-spec h100, a100 or a file; or measure with zerobubble profile "
             "and give --profile"
         )
-    return _estimate(model, device_spec, microbatch_sizes or (1, 2, 4), sequence, validate)
+    return _estimate(model, config, device_spec, microbatch_sizes or (1, 2, 4), sequence, validate)
 
 
 def _estimate(
     model: str,
+    config: str,
     device_spec: str,
     microbatch_sizes: Sequence[int],
     sequence: int | None,
@@ -52,4 +56,4 @@ def _estimate(
 
     settings = ModelConfig() if sequence is None else ModelConfig(sequence=sequence)
     spec = find_device_spec(device_spec)
-    return estimate(find_model(model, "", settings), spec, microbatch_sizes, validate=validate)
+    return estimate(find_model(model, config, settings), spec, microbatch_sizes, validate=validate)

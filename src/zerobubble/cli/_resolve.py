@@ -88,7 +88,10 @@ def read_memory(text: str | None, num_ranks: int) -> list[float] | None:
     if numbers is None or not all(number > 0 for number in numbers):
         raise UsageError(f"--memory {text!r}: write a number above 0, or one for each rank")
     if len(numbers) not in (1, num_ranks):
-        raise UsageError(f"--memory gives {len(numbers)} limits for {num_ranks} ranks: write one")
+        raise UsageError(
+            f"--memory gives {len(numbers)} limits for {num_ranks} ranks: write one, or one for "
+            "each rank"
+        )
     return numbers if len(numbers) > 1 else numbers * num_ranks
 
 

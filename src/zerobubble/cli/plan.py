@@ -8,6 +8,7 @@ from tyro.conf import arg
 
 from zerobubble.cli._arguments import EffortFlag, Json, Ranks
 from zerobubble.cli._bytes import read_bytes
+from zerobubble.cli._counts import read_count, read_counts
 from zerobubble.cli._parse import parse
 from zerobubble.cli._profile_source import read_or_estimate
 from zerobubble.cli._report import print_json
@@ -29,6 +30,9 @@ class PlanCommand:
     profile: Annotated[str, arg(metavar="FILE", help="as zerobubble profile has written it")] = ""
     model: Annotated[
         str, arg(metavar="hf:CONFIG|FOLDER", help="estimate a profile of this model")
+    ] = ""
+    config: Annotated[
+        str, arg(metavar="FILE", help="JSON file with the configuration of --model hf:TYPE")
     ] = ""
     device_spec: Annotated[
         str, arg(metavar="h100|a100|FILE", help="the device of the estimate")
@@ -64,15 +68,15 @@ def run(argv: Sequence[str]) -> int:
         raise UsageError("plan needs the number of ranks: -p is missing")
     if not asked.batch_size:
         raise UsageError("plan needs the samples in a step: --batch-size is missing")
-    [batch_size] = _counts("--batch-size", asked.batch_size, most=1)
-    sizes = _counts("--microbatch-size", asked.microbatch_size) if asked.microbatch_size else None
-    sequence = _counts("--sequence", asked.sequence, most=1)[0] if asked.sequence else None
+    batch_size = read_count("--batch-size", asked.batch_size)
+    words = asked.microbatch_size
+    sizes = read_counts("--microbatch-size", words) if words else None
+    sequence = read_count("--sequence", asked.sequence) if asked.sequence else None
     memory = read_bytes(asked.memory, asked.ranks) if asked.memory else None
     if asked.out:
         require_writable(asked.out)
-    profile = read_or_estimate(
-        asked.profile, asked.model, asked.device_spec, sizes, sequence, asked.validate
-    )
+    model = (asked.model, asked.config, asked.device_spec)
+    profile = read_or_estimate(asked.profile, *model, sizes, sequence, asked.validate)
     plan = make_plan(
         profile,
         asked.ranks,
@@ -92,12 +96,3 @@ def run(argv: Sequence[str]) -> int:
     else:
         print(draw_plan(plan, ranks, sequence))
     return 0
-
-
-def _counts(flag: str, text: str, most: int | None = None) -> list[int]:
-    words = text.split(",")
-    is_right = all(word.isascii() and word.isdecimal() and int(word) > 0 for word in words)
-    if not is_right or (most is not None and len(words) > most):
-        kind = "a number of 1 or more" if most == 1 else "numbers of 1 or more, as in 1,2,4"
-        raise UsageError(f"{flag} {text!r}: write {kind}")
-    return [int(word) for word in words]

@@ -1,6 +1,7 @@
 """Measure what every layer of a model costs, or estimate it for a device that is not here."""
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
@@ -9,6 +10,7 @@ import tyro
 from tyro.conf import arg
 
 from zerobubble.cli._arguments import Json, Ranks
+from zerobubble.cli._counts import read_counts
 from zerobubble.cli._parse import parse
 from zerobubble.cli._report import print_json
 from zerobubble.errors import UsageError
@@ -16,7 +18,7 @@ from zerobubble.formats.reading import require_writable
 from zerobubble.profile import Profile
 from zerobubble.profile.file import dumps, loads, save
 from zerobubble.train.config import Device, ModelConfig, Precision, Validate
-from zerobubble.view.profile import draw_profile
+from zerobubble.view.profile import doubts, draw_profile
 
 if TYPE_CHECKING:
     from zerobubble.runtime.layered import LayeredModel
@@ -44,6 +46,9 @@ class ProfileCommand:
     seconds: Annotated[float, arg(help="how long each kind of layer is measured")] = 2.0
     out: Annotated[str, arg(metavar="FILE", help="write the profile as JSON")] = ""
     json: Json = False
+    config: Annotated[
+        str, arg(metavar="FILE", help="JSON file with the configuration of --model hf:TYPE")
+    ] = ""
     settings: Annotated[ModelConfig, arg(name="")] = field(default_factory=ModelConfig)
 
     def __post_init__(self) -> None:
@@ -53,15 +58,18 @@ class ProfileCommand:
             raise UsageError(f"--seconds {self.seconds}: write a number above 0")
         if self.device_spec and (self.ranks or self.device != "cpu" or self.threads):
             raise UsageError("--device-spec measures nothing: leave out -p, --device and --threads")
+        if self.config and self.settings.source_config not in ("", self.config):
+            raise UsageError("--config and --source-config name two files: leave one out")
 
     @property
     def sizes(self) -> list[int]:
         """The microbatch sizes."""
-        words = self.microbatch_size.split(",")
-        if not all(word.isascii() and word.isdecimal() and int(word) > 0 for word in words):
-            text = repr(self.microbatch_size)
-            raise UsageError(f"--microbatch-size {text}: write numbers of 1 or more, as in 1,2,4")
-        return [int(word) for word in words]
+        return read_counts("--microbatch-size", self.microbatch_size)
+
+    @property
+    def config_path(self) -> str:
+        """File with the configuration of the model, if there is one."""
+        return self.config or self.settings.source_config
 
 
 def run(argv: Sequence[str]) -> int:
@@ -70,7 +78,12 @@ def run(argv: Sequence[str]) -> int:
     sizes = asked.sizes
     if asked.out:
         require_writable(asked.out)
-    found = _estimate(asked, sizes) if asked.device_spec else _measure(asked)
+    if asked.device_spec:
+        found = _estimate(asked, sizes)
+    else:
+        found = _measure(asked)
+        for warning in doubts(found):
+            print(f"warning: {warning}", file=sys.stderr)
     if asked.out:
         save(found, asked.out)
     if asked.json:
@@ -83,7 +96,7 @@ def run(argv: Sequence[str]) -> int:
 def _find_model(asked: ProfileCommand) -> "LayeredModel":
     from zerobubble.train.model_source import find_model
 
-    return find_model(asked.settings.source, asked.settings.source_config, asked.settings)
+    return find_model(asked.settings.source, asked.config_path, asked.settings)
 
 
 def _estimate(asked: ProfileCommand, sizes: Sequence[int]) -> Profile:

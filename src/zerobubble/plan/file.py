@@ -25,11 +25,20 @@ import json
 import math
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from zerobubble.costs import Costs
 from zerobubble.errors import ScheduleError, UsageError
 from zerobubble.formats import json as schedules
+from zerobubble.formats.checking import (
+    a_count,
+    a_list,
+    a_number,
+    a_text,
+    an_object,
+    fail,
+    with_keys,
+)
 from zerobubble.formats.reading import parse_json, read_text, show_value, write_text
 from zerobubble.plan.data import Forecast, Plan
 from zerobubble.verify import verify
@@ -121,27 +130,27 @@ def load(path: str | Path) -> Plan:
 
 
 def _checked_keys(value: Any) -> dict[str, Any]:
-    values = _object("a plan", value)
+    values = an_object("a plan", value)
     if values.get("format") != FORMAT:
-        _fail(f"format is {show_value(values.get('format'))}, but a plan has {FORMAT!r}")
+        fail(f"format is {show_value(values.get('format'))}, but a plan has {FORMAT!r}")
     version = values.get("version")
     if isinstance(version, bool) or version != VERSION:
-        _fail(f"version is {show_value(version)}, but this release reads version {VERSION}")
-    return _with_keys("a plan", values, _KEYS)
+        fail(f"version is {show_value(version)}, but this release reads version {VERSION}")
+    return with_keys("a plan", values, _KEYS)
 
 
 def _plan(values: dict[str, Any]) -> Plan:
     schedule = schedules.read_value(values["schedule"])
-    costs = Costs.from_dict(_object("costs", values["costs"]), schedule.placement)
+    costs = Costs.from_dict(an_object("costs", values["costs"]), schedule.placement)
     verify(schedule, costs)
     return Plan(
-        _text("model", values["model"]),
+        a_text("model", values["model"]),
         tuple(_texts("layer_names", values["layer_names"])),
-        tuple(_count(f"layers_per_stage[{i}]", n) for i, n in _each("layers_per_stage", values)),
+        tuple(a_count(f"layers_per_stage[{i}]", n) for i, n in _each("layers_per_stage", values)),
         schedule,
-        _count("microbatch_size", values["microbatch_size"]),
+        a_count("microbatch_size", values["microbatch_size"]),
         costs,
-        _text("validate", values["validate"]),
+        a_text("validate", values["validate"]),
         _memory(values, schedule.num_ranks),
         _forecast(values["forecast"], schedule.num_ranks),
         tuple(_texts("reasons", values["reasons"])),
@@ -152,75 +161,35 @@ def _memory(values: dict[str, Any], num_ranks: int) -> tuple[float, ...] | None:
     if values["memory_bytes"] is None:
         return None
     limits = tuple(
-        math.inf if limit is None else _number(f"memory_bytes[{rank}]", limit)
+        math.inf if limit is None else float(a_number(f"memory_bytes[{rank}]", limit))
         for rank, limit in _each("memory_bytes", values)
     )
     if len(limits) != num_ranks:
-        _fail(f"memory_bytes has {len(limits)} limits for {num_ranks} ranks")
+        fail(f"memory_bytes has {len(limits)} limits for {num_ranks} ranks")
     return limits
 
 
 def _forecast(value: Any, num_ranks: int) -> Forecast:
     names = tuple(each.name for each in fields(Forecast))
-    values = _with_keys("forecast", _object("forecast", value), names)
+    values = with_keys("forecast", an_object("forecast", value), names)
     found: dict[str, Any] = {}
     for name in names:
         if name in _OF_RANKS:
             found[name] = tuple(
-                _number(f"forecast: {name}[{i}]", n) for i, n in _each(name, values)
+                float(a_number(f"forecast: {name}[{i}]", n)) for i, n in _each(name, values)
             )
             if len(found[name]) != num_ranks:
-                _fail(f"forecast: {name} has {len(found[name])} values for {num_ranks} ranks")
+                fail(f"forecast: {name} has {len(found[name])} values for {num_ranks} ranks")
         elif name == "binding":
-            found[name] = _text("forecast: binding", values[name])
+            found[name] = a_text("forecast: binding", values[name])
         else:
-            found[name] = _number(f"forecast: {name}", values[name])
+            found[name] = float(a_number(f"forecast: {name}", values[name]))
     return Forecast(**found)
 
 
-def _with_keys(what: str, values: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
-    if missing := [key for key in keys if key not in values]:
-        _fail(f"{what}: key {missing[0]!r} is missing: the keys are {', '.join(keys)}")
-    if unknown := sorted(set(values) - set(keys)):
-        _fail(f"{what}: unknown key {show_value(unknown[0])}: the keys are {', '.join(keys)}")
-    return values
-
-
-def _object(what: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        _fail(f"{what} must be an object, not {show_value(value)}")
-    return value
-
-
 def _each(name: str, values: dict[str, Any]) -> "enumerate[Any]":
-    if not isinstance(values[name], list):
-        _fail(f"{name} must be a list, not {show_value(values[name])}")
-    return enumerate(values[name])
+    return enumerate(a_list(name, values[name]))
 
 
 def _texts(name: str, value: Any) -> list[str]:
-    return [_text(f"{name}[{i}]", text) for i, text in _each(name, {name: value})]
-
-
-def _text(place: str, value: Any) -> str:
-    if not isinstance(value, str):
-        _fail(f"{place} must be a text, not {show_value(value)}")
-    return value
-
-
-def _count(place: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        _fail(f"{place} must be a whole number of 1 or more, not {show_value(value)}")
-    return value
-
-
-def _number(place: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        _fail(f"{place} must be a number, not {show_value(value)}")
-    if not 0 <= value < math.inf:
-        _fail(f"{place} must be a number of 0 or more, not {show_value(value)}")
-    return float(value)
-
-
-def _fail(problem: str) -> NoReturn:
-    raise UsageError(problem)
+    return [a_text(f"{name}[{i}]", text) for i, text in enumerate(a_list(name, value))]

@@ -2,7 +2,8 @@
 
 Every microbatch size that divides the batch is tried with every placement: layers are balanced,
 and a schedule is searched within the memory that is left. The best of these are improved by moving
-layers and searching again. All of it is counted, nothing timed: a profile always gives the same
+layers and searching again. A higher effort starts from what the lower ones have found, so that it
+is never worse. All of it is counted, nothing timed: a profile always gives the same
 plan.
 """
 
@@ -24,6 +25,7 @@ from zerobubble.plan.reasons import GIB, reasons
 from zerobubble.plan.shortage import shortage
 from zerobubble.plan.task import Candidate, better
 from zerobubble.profile import Profile
+from zerobubble.search.effort import EFFORTS
 
 
 def plan_jointly(
@@ -42,13 +44,22 @@ def plan_jointly(
     sizes = read_microbatch_sizes(task, microbatch_sizes)
     planner = Planner(task, schedule)
     choices = [(size, place) for size in sizes for place in planner.placements(placements)]
-    starts = planner.starts(choices)
-    found = planner.improve_best(starts)
+    quick = planner.with_effort(next(iter(EFFORTS)))
+    starts = quick.starts(choices)
+    found = quick.improve_best(starts)
+    for more in _efforts_above_quick(planner):
+        found = planner.with_effort(more).deepen(starts, found)
     if not found:
         raise shortage(task, choices)
     if not found[0].fits:
         raise _schedule_shortage(planner, choices, found[0])
     return _plan(planner, choices, starts, [each for each in found if each.fits])
+
+
+def _efforts_above_quick(planner: Planner) -> list[str]:
+    """List the efforts up to that of a planner; a schedule that is given is not searched."""
+    names = list(EFFORTS)
+    return names[1 : names.index(planner.task.effort) + 1] if planner.schedule is None else []
 
 
 def _schedule_shortage(planner: Planner, choices: Sequence[Choice], best: Candidate) -> UsageError:
@@ -111,7 +122,9 @@ def _with_more_memory(
     """Plan again with one GiB more a rank: from the best, and from what did not fit before."""
     roomy = replace(planner, task=replace(planner.task, memory=planner.task.memory + GIB))
     found = better(best, roomy.find_again(best)) or best
-    others = roomy.starts([choice for choice in choices if choice not in starts])
+    others = roomy.with_effort(next(iter(EFFORTS))).starts(
+        [choice for choice in choices if choice not in starts]
+    )
     for each in others.values():
         found = better(found, each) or found
     return improve(roomy.task, found, roomy.find_again)

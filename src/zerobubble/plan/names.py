@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Sequence
 
-_UNITS = (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10))
+_UNITS = (("TiB", 2.0**40), ("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10))
 _NUMBERED = re.compile(r"(.*?)([0-9]+)")
 
 
@@ -48,10 +48,10 @@ def bytes_up(num_bytes: float) -> str:
     return f"{math.ceil(num_bytes)} B"
 
 
-def gib(num_bytes: float) -> str:
-    """Write a number of bytes in GiB.
+def unit_for(most_bytes: float) -> tuple[str, float]:
+    """Choose the binary unit that suits a number of bytes, and give its size.
 
-    >>> gib(3 * 2**28)
-    '0.75'
+    >>> unit_for(3 * 2**28), unit_for(80 * 2**30), unit_for(12)
+    (('MiB', 1048576.0), ('GiB', 1073741824.0), ('B', 1.0))
     """
-    return f"{num_bytes / 2**30:.2f}"
+    return next((unit for unit in _UNITS if most_bytes >= unit[1]), ("B", 1.0))

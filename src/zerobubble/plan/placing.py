@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from zerobubble.errors import UsageError
+from zerobubble.formats.reading import show_value
 from zerobubble.ir import Placement, placement_named, wave
 from zerobubble.search.placements import PLACEMENTS, placement_of
 
@@ -39,7 +40,14 @@ def placements_to_try(
 
 
 def _listed(asked: Placements) -> Sequence[Any]:
-    if isinstance(asked, str | Placement) or all(isinstance(each, int) for each in asked):
+    if isinstance(asked, str | Placement):
+        return [asked]
+    if not isinstance(asked, Sequence):
+        raise UsageError(
+            f"placements must be names, Placements or the rank of each stage, not "
+            f"{show_value(asked)}"
+        )
+    if all(isinstance(each, int) for each in asked):
         return [asked]
     return asked
 

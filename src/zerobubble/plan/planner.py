@@ -1,9 +1,10 @@
 """How is one choice of microbatch size and placement started, and how are the best improved?"""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zerobubble.errors import UsageError
+from zerobubble.formats.reading import show_value
 from zerobubble.ir import Placement
 from zerobubble.plan.cuts import layers_of_stages
 from zerobubble.plan.moving import improve, refine
@@ -18,6 +19,8 @@ from zerobubble.schedules.registry import parse_spec
 
 # So many of the best starts are improved.
 _NUM_IMPROVED = 4
+# So many of the best are given more effort, each search of which takes long.
+_NUM_DEEPENED = 2
 
 Choice = tuple[int, Placement]
 
@@ -34,6 +37,11 @@ class Planner:
         task = self.task
         if self.schedule is None:
             return placements_to_try(task.profile.num_layers, task.num_ranks, asked)
+        if not isinstance(self.schedule, str):
+            raise UsageError(
+                "schedule must be the name of a registered schedule, such as zb-h1, not "
+                f"{show_value(self.schedule)}"
+            )
         name, parameters = parse_spec(self.schedule)
         place = recipe(name).place(task.num_ranks, **parameters)
         if asked and place not in placements_to_try(task.profile.num_layers, task.num_ranks, asked):
@@ -84,6 +92,30 @@ class Planner:
         improved = [improve(self.task, start, self.find_again) for start in ranked[:_NUM_IMPROVED]]
         found = sorted([*improved, *ranked[_NUM_IMPROVED:]], key=merit)
         return [refine(self.task, best, self.find_again) for best in found[:1]] + found[1:]
+
+    def with_effort(self, effort: str) -> "Planner":
+        """Plan the same with another effort of every search."""
+        return replace(self, task=replace(self.task, effort=effort))
+
+    def deepen(
+        self, starts: dict[Choice, Candidate], found: Sequence[Candidate]
+    ) -> list[Candidate]:
+        """Spend this effort on the best of what less has found; the first is never worse.
+
+        Args:
+            starts: of every choice; those of the best are searched again, and replaced if better.
+            found: for every choice, best first.
+        """
+        deeper = []
+        for candidate in found[:_NUM_DEEPENED]:
+            choice = candidate.microbatch_size, candidate.placement
+            start, best = starts[choice], better(candidate, self.find_again(candidate))
+            if start.layers_per_stage != candidate.layers_per_stage:
+                starts[choice] = better(start, self.find_again(start)) or start
+            best = better(best, starts[choice]) or candidate
+            deeper.append(improve(self.task, best, self.find_again))
+        ranked = sorted([*deeper, *found[_NUM_DEEPENED:]], key=merit)
+        return [refine(self.task, best, self.find_again) for best in ranked[:1]] + ranked[1:]
 
     def find_again(self, moved: Candidate) -> Candidate | None:
         """Find the best schedule after layers have moved."""

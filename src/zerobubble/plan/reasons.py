@@ -68,9 +68,10 @@ def layers_of_rank(candidate: Candidate, rank: int) -> list[int]:
 def _distance(forecast: Forecast) -> str:
     if forecast.gap <= _SAME:
         return f"no schedule of these stages has a shorter step: {forecast.binding}"
+    gap = _percent(forecast.gap)
     return (
-        f"at most {_percent(forecast.gap)} above the shortest step of these stages, which is no "
-        f"less than {forecast.bound_ms:.6g} ms: {forecast.binding}"
+        f"{gap if gap.startswith('less') else f'at most {gap}'} above the shortest step of these "
+        f"stages, which is no less than {forecast.bound_ms:.6g} ms: {forecast.binding}"
     )
 
 

@@ -62,7 +62,7 @@ def known_candidates(
             continue
         try:
             schedule = build(task.num_ranks, count, costs)
-        except ScheduleError:
+        except (ScheduleError, UsageError):  # undefined, or too many ops
             continue
         candidate = judge(task, microbatch_size, layers_per_stage, Pace(schedule))
         if candidate.fits:

@@ -4,8 +4,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
+from typing import Any
 
+from zerobubble.costs import LARGEST
 from zerobubble.errors import UsageError
+from zerobubble.formats.reading import show_value
 
 
 @dataclass(frozen=True)
@@ -54,11 +57,7 @@ class LayerCosts:
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            value = getattr(self, each.name)
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise UsageError(f"layer costs: {each.name} must be a number, not {value!r}")
-            if not (math.isfinite(value) and value >= 0):
-                raise UsageError(f"layer costs: {each.name} must be at least 0, not {value}")
+            _require_number(f"layer costs: {each.name}", getattr(self, each.name))
 
     @property
     def compute_ms(self) -> float:
@@ -88,10 +87,10 @@ class Link:
     bytes_per_ms: float = math.inf
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.latency_ms) and self.latency_ms >= 0):
-            raise UsageError(f"link: latency_ms must be at least 0, not {self.latency_ms}")
-        if not self.bytes_per_ms > 0:
-            raise UsageError(f"link: bytes_per_ms must be above 0, not {self.bytes_per_ms}")
+        _require_number("link: latency_ms", self.latency_ms)
+        bandwidth = self.bytes_per_ms
+        if not (_is_number(bandwidth) and 0 < bandwidth <= math.inf):
+            raise UsageError(f"link: bytes_per_ms must be above 0, not {show_value(bandwidth)}")
 
     def transfer_ms(self, num_bytes: float) -> float:
         """Time in which a tensor of so many bytes has arrived."""
@@ -113,7 +112,8 @@ class Profile:
         memory_bytes: memory of the device; None if unknown.
 
     Raises:
-        UsageError: there is no microbatch size, or a table has not one row for each layer.
+        UsageError: there is no microbatch size, a table has not one row for each layer, or a value
+            is not what it should be.
     """
 
     model: str
@@ -126,16 +126,31 @@ class Profile:
     memory_bytes: float | None = None
 
     def __post_init__(self) -> None:
+        for what, value, kind in (
+            ("layers", self.layers, Mapping),
+            ("links", self.links, Mapping),
+            ("layer_names", self.layer_names, tuple),
+        ):
+            _require_kind(what, value, kind)
         if not self.layers or not self.layer_names:
             raise UsageError("profile: there must be a layer and a microbatch size")
         for size, table in self.layers.items():
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise UsageError(f"profile: a microbatch size must be at least 1, not {size!r}")
+            _require_kind(f"costs at microbatch size {size}", table, tuple)
             if len(table) != len(self.layer_names):
                 raise UsageError(
                     f"profile: microbatch size {size} has costs of {len(table)} layers, but there "
                     f"are {len(self.layer_names)}"
                 )
+            for number, row in enumerate(table):
+                _require_kind(f"costs of layer {number} at microbatch size {size}", row, LayerCosts)
+        _require_kind("link", self.link, Link)
+        for ranks, link in self.links.items():
+            _require_kind(f"links between {show_value(ranks)}", link, Link)
+        _require_number("profile: step_overhead_ms", self.step_overhead_ms)
+        if self.memory_bytes is not None:
+            _require_number("profile: memory_bytes", self.memory_bytes)
         object.__setattr__(self, "layers", MappingProxyType(dict(sorted(self.layers.items()))))
         object.__setattr__(self, "links", MappingProxyType(dict(self.links)))
 
@@ -160,3 +175,17 @@ class Profile:
     def link_between(self, rank: int, other: int) -> Link:
         """Give the link between two ranks."""
         return self.links.get((min(rank, other), max(rank, other)), self.link)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _require_number(what: str, value: Any) -> None:
+    if not (_is_number(value) and 0 <= value <= LARGEST):
+        raise UsageError(f"{what} must be a number from 0 to 1e100, not {show_value(value)}")
+
+
+def _require_kind(what: str, value: Any, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise UsageError(f"profile: {what} must be {kind.__name__}, not {show_value(value)}")

@@ -29,9 +29,11 @@ import re
 from collections.abc import Iterable
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from zerobubble.costs import LARGEST
 from zerobubble.errors import UsageError
+from zerobubble.formats.checking import a_list, a_number, a_text, an_object, fail, with_keys
 from zerobubble.formats.reading import parse_json, read_text, show_value, write_text
 from zerobubble.profile.data import LayerCosts, Link, Profile
 
@@ -50,7 +52,6 @@ KEYS = (
     "memory_bytes",
 )
 _COSTS = tuple(each.name for each in fields(LayerCosts))
-_LARGEST = 1e100  # as in Costs
 _LINK = ("latency_ms", "bytes_per_ms")
 
 
@@ -136,28 +137,29 @@ def _link_values(link: Link) -> dict[str, float | None]:
 
 
 def _checked_keys(value: Any) -> dict[str, Any]:
-    values = _object("a profile", value)
+    values = an_object("a profile", value)
     if values.get("format", FORMAT) != FORMAT:
-        _fail(f"format is {show_value(values['format'])}, but a profile has {FORMAT!r}")
+        fail(f"format is {show_value(values['format'])}, but a profile has {FORMAT!r}")
     version = values.get("version", VERSION)
     if not _is_count(version) or version != VERSION:
-        _fail(f"version is {show_value(version)}, but this release reads version {VERSION}")
-    return _with_keys("the profile", values, KEYS)
+        fail(f"version is {show_value(version)}, but this release reads version {VERSION}")
+    return with_keys("the profile", values, KEYS)
 
 
 def _profile(values: dict[str, Any]) -> Profile:
-    names = _list("layer_names", values["layer_names"])
-    rows = [_row(i, row) for i, row in enumerate(_list("costs", values["costs"]))]
+    names = a_list("layer_names", values["layer_names"])
+    rows = [_row(i, row) for i, row in enumerate(a_list("costs", values["costs"]))]
     memory = values["memory_bytes"]
     return Profile(
         _text("model", values["model"]),
         _text("device", values["device"]),
         tuple(_text(f"layer_names[{i}]", name) for i, name in enumerate(names)),
         dict(
-            _table(size, table, rows) for size, table in _object("layers", values["layers"]).items()
+            _table(size, table, rows)
+            for size, table in an_object("layers", values["layers"]).items()
         ),
         _link("link", values["link"]),
-        _links(_list("links", values["links"])),
+        _links(a_list("links", values["links"])),
         _number("step_overhead_ms", values["step_overhead_ms"]),
         None if memory is None else _number("memory_bytes", memory),
     )
@@ -165,20 +167,20 @@ def _profile(values: dict[str, Any]) -> Profile:
 
 def _row(number: int, value: Any) -> LayerCosts:
     place = f"costs[{number}]"
-    row = _object(place, value)
+    row = an_object(place, value)
     if unknown := sorted(set(row) - set(_COSTS)):
-        _fail(f"{place}: unknown key {show_value(unknown[0])}: the keys are {', '.join(_COSTS)}")
+        fail(f"{place}: unknown key {show_value(unknown[0])}: the keys are {', '.join(_COSTS)}")
     return LayerCosts(**{name: _number(f"{place}.{name}", each) for name, each in row.items()})
 
 
 def _table(size: str, table: Any, rows: list[LayerCosts]) -> tuple[int, tuple[LayerCosts, ...]]:
     place = f"layers[{show_value(size)}]"
     if not re.fullmatch("[1-9][0-9]{0,8}", size):
-        _fail(f"{place}: {show_value(size)} is not a microbatch size: write a number of samples")
-    numbers = _list(place, table)
+        fail(f"{place}: {show_value(size)} is not a microbatch size: write a number of samples")
+    numbers = a_list(place, table)
     for layer, number in enumerate(numbers):
         if not _is_count(number) or number >= len(rows):
-            _fail(
+            fail(
                 f"{place}[{layer}] must be the number of a row of costs, of which there are "
                 f"{len(rows)}, not {show_value(number)}"
             )
@@ -190,22 +192,22 @@ def _links(values: list[Any]) -> dict[tuple[int, int], Link]:
     for number, value in enumerate(values):
         ranks, link = _link_of(number, value)
         if ranks in links:
-            _fail(f"links[{number}]: ranks {list(ranks)} are given twice: delete one")
+            fail(f"links[{number}]: ranks {list(ranks)} are given twice: delete one")
         links[ranks] = link
     return links
 
 
 def _link_of(number: int, value: Any) -> tuple[tuple[int, int], Link]:
     place = f"links[{number}]"
-    values = dict(_object(place, value))
-    ranks = _list(f"{place}.ranks", values.pop("ranks", None))
+    values = dict(an_object(place, value))
+    ranks = a_list(f"{place}.ranks", values.pop("ranks", None))
     if len(ranks) != 2 or not all(map(_is_count, ranks)) or not ranks[0] < ranks[1]:
-        _fail(f"{place}.ranks must be two ranks, the lower first, not {show_value(ranks)}")
+        fail(f"{place}.ranks must be two ranks, the lower first, not {show_value(ranks)}")
     return (ranks[0], ranks[1]), _link(place, values)
 
 
 def _link(place: str, value: Any) -> Link:
-    values = _with_keys(place, _object(place, value), _LINK)
+    values = with_keys(place, an_object(place, value), _LINK)
     bandwidth = values["bytes_per_ms"]
     return Link(
         _number(f"{place}.latency_ms", values["latency_ms"]),
@@ -213,43 +215,13 @@ def _link(place: str, value: Any) -> Link:
     )
 
 
-def _with_keys(place: str, values: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
-    if missing := [key for key in keys if key not in values]:
-        _fail(f"{place}: key {missing[0]!r} is missing: the keys are {', '.join(keys)}")
-    if unknown := sorted(set(values) - set(keys)):
-        _fail(f"{place}: unknown key {show_value(unknown[0])}: the keys are {', '.join(keys)}")
-    return values
-
-
-def _object(place: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        _fail(f"{place} must be an object, not {show_value(value)}")
-    return value
-
-
-def _list(place: str, value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        _fail(f"{place} must be a list, not {show_value(value)}")
-    return value
-
-
 def _text(place: str, value: Any) -> str:
-    if not isinstance(value, str) or not value or not value.isprintable():
-        _fail(f"{place} must be a text of printable characters, not {show_value(value)}")
-    return value
+    return a_text(place, value, printable=True)
 
 
 def _number(place: str, value: Any) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 <= value <= _LARGEST:
-        _fail(f"{place} must be a number of at least 0, not {show_value(value)}")
-    number: float = value
-    return number
+    return a_number(place, value, LARGEST)
 
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _fail(problem: str) -> NoReturn:
-    raise UsageError(problem)

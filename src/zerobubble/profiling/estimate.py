@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from zerobubble.autograd import native
+from zerobubble.errors import UsageError
 from zerobubble.profile import LayerCosts, Link, Profile
+from zerobubble.profiling.asked import require_settings
 from zerobubble.profiling.device_spec import GIGA, DeviceSpec
-from zerobubble.profiling.layers import Profiled, Tasks, profile_layers, require_settings
-from zerobubble.profiling.one_layer import LayerStage, Task, count_held
+from zerobubble.profiling.layers import LayerRuns, Profiled, profile_layers
+from zerobubble.profiling.one_layer import LayerRun, LayerStage, count_held
 from zerobubble.profiling.roofline import FusedAttention, Roofline, Work, kernel_ms
 from zerobubble.runtime.layered import LayeredModel
 from zerobubble.runtime.partition import Layer, build_layer
@@ -57,12 +59,15 @@ def estimate(
     >>> estimate(model, H100, [8]).at(8)[1].parameter_bytes / 1024**2
     2.0
     """
-    require_settings(microbatch_sizes, optimizer, validate)
+    require_settings(model, microbatch_sizes, optimizer, validate)
 
-    def run(module: nn.Module, tasks: Tasks) -> Mapping[int, Profiled]:
+    def run(module: nn.Module, tasks: LayerRuns) -> Mapping[int, Profiled]:
         weights = _weight_costs(module, device, validate)
         return {size: _profiled(module, task, device, weights) for size, task in tasks.items()}
 
+    for what, value, kind in (("device", device, DeviceSpec), ("dtype", dtype, torch.dtype)):
+        if not isinstance(value, kind):
+            raise UsageError(f"{what} must be a {kind.__name__}, not {value!r}")
     sizes = sorted(set(microbatch_sizes))
     with FusedAttention(), native.in_python(), torch.enable_grad():
         tables = profile_layers(
@@ -107,7 +112,9 @@ def _without_values(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return moved
 
 
-def _profiled(module: nn.Module, task: Task, device: DeviceSpec, weights: LayerCosts) -> Profiled:
+def _profiled(
+    module: nn.Module, task: LayerRun, device: DeviceSpec, weights: LayerCosts
+) -> Profiled:
     held = count_held(module, task)
     split = layer_work(module, task, device, splits_backward=True)
     plain = layer_work(module, task, device, splits_backward=False)
@@ -132,7 +139,7 @@ class LayerWork(NamedTuple):
 
 
 def layer_work(
-    module: nn.Module, task: Task, device: DeviceSpec, *, splits_backward: bool
+    module: nn.Module, task: LayerRun, device: DeviceSpec, *, splits_backward: bool
 ) -> LayerWork:
     """Run a microbatch as all but the first of a step do, whose gradients are added to others."""
     run = LayerStage(module, task, splits_backward=splits_backward)

@@ -9,10 +9,11 @@ from torch.utils import _pytree as pytree
 
 from zerobubble.errors import UsageError
 from zerobubble.profile import LayerCosts
-from zerobubble.profiling.one_layer import Boundary, Task
+from zerobubble.profiling.one_layer import Boundary, LayerRun
 from zerobubble.runtime.batch import count_samples
 from zerobubble.runtime.boundary import flatten
 from zerobubble.runtime.layered import LayeredModel
+from zerobubble.runtime.tied import layer_of_tied
 
 _PLAIN = (bool, int, float, str, type(None), torch.dtype)
 
@@ -24,23 +25,9 @@ class Profiled(NamedTuple):
     output: Boundary | None
 
 
-Tasks = Mapping[int, Task]
-Run = Callable[[nn.Module, Tasks], Mapping[int, Profiled]]
+LayerRuns = Mapping[int, LayerRun]
+Run = Callable[[nn.Module, LayerRuns], Mapping[int, Profiled]]
 Build = Callable[[int], nn.Module]
-
-
-def require_settings(microbatch_sizes: Sequence[int], optimizer: str, validate: str) -> None:
-    """Refuse what no profile can be made for.
-
-    Raises:
-        UsageError: naming the setting.
-    """
-    if not microbatch_sizes or min(microbatch_sizes) < 1:
-        raise UsageError(f"microbatch sizes {list(microbatch_sizes)}: give numbers of at least 1")
-    if optimizer != "adamw":
-        raise UsageError(f"optimizer {optimizer!r} cannot be profiled: use 'adamw'")
-    if validate not in ("post", "sync"):
-        raise UsageError(f"validate must be 'post' or 'sync', not {validate!r}")
 
 
 def profile_layers(
@@ -62,6 +49,7 @@ def profile_layers(
     Raises:
         UsageError: a layer cannot be run, or what it returns cannot travel; the message names it.
     """
+    tied = _tied_names(model)
     boundaries, targets = _batches(model, sizes, place)
     known: dict[Any, Mapping[int, Profiled]] = {}
     costs: dict[int, list[LayerCosts]] = {size: [] for size in sizes}
@@ -70,8 +58,10 @@ def profile_layers(
         read = (number == 0, number == last, *(boundaries[size].signature for size in sizes))
         key, module = _kind(model, number, build, read, known)
         if module is not None:
+            _require_tied(model, number, module, tied.get(number, []))
+        if module is not None:
             tasks = {
-                size: Task(number, size, boundaries[size], *_loss(model, number, targets[size]))
+                size: LayerRun(number, size, boundaries[size], *_loss(model, number, targets[size]))
                 for size in sizes
             }
             with naming_the_layer(model, number):
@@ -82,6 +72,31 @@ def profile_layers(
             if output is not None:
                 boundaries[size] = output
     return {size: tuple(table) for size, table in costs.items()}
+
+
+def _tied_names(model: LayeredModel) -> dict[int, list[str]]:
+    """Collect the names of tied parameters by layer."""
+    names: dict[int, list[str]] = {}
+    for group in model.tied:
+        if len(group) < 2:
+            raise UsageError(f"tied parameters {group!r} of model {model.name}: name at least two")
+        for name in group:
+            number, of_layer = layer_of_tied(name, len(model.layers))
+            names.setdefault(number, []).append(of_layer)
+    return names
+
+
+def _require_tied(
+    model: LayeredModel, number: int, module: nn.Module, names: Sequence[str]
+) -> None:
+    """Refuse a tied parameter that a layer which is built does not have."""
+    there = [name for name, _ in module.named_parameters(remove_duplicate=False)]
+    for name in names:
+        if name not in there:
+            raise UsageError(
+                f"model {model.name}: tied parameter '{number}.{name}' does not exist; layer "
+                f"{number} has {there}"
+            )
 
 
 def _loss(model: LayeredModel, number: int, target: Any) -> tuple[Any, ...]:
@@ -146,7 +161,13 @@ def _batches(
     """Take a microbatch of every size from the model."""
     boundaries, targets = {}, {}
     for size in sizes:
-        x, y = model.sample_batch(size)
+        batch = model.sample_batch(size)
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise UsageError(
+                f"model {model.name}: sample_batch({size}) must give input and target, not "
+                f"{_in_words(batch)}"
+            )
+        x, y = batch
         if count_samples(x) != size:
             raise UsageError(
                 f"model {model.name}: sample_batch({size}) gives {count_samples(x)} samples"
@@ -170,5 +191,18 @@ class naming_the_layer:
         if isinstance(error, UsageError):
             raise UsageError(f"{self._name}: {error}") from None
         if isinstance(error, Exception):
-            text = " ".join(str(error).split()) or type(error).__name__
-            raise UsageError(f"{self._name} cannot be profiled: {text[:300]}") from error
+            raise UsageError(f"{self._name} cannot be profiled: {first_line(error)}") from error
+
+
+def first_line(error: Exception) -> str:
+    """Give the first line of a message, after which torch may print the stack of its C++ code.
+
+    >>> first_line(RuntimeError("no storage\\nException raised from get at type.h:66"))
+    'no storage'
+    """
+    lines = str(error).strip().splitlines()
+    return " ".join(lines[0].split())[:300] if lines else type(error).__name__
+
+
+def _in_words(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"

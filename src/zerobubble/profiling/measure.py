@@ -1,6 +1,7 @@
 """What does every layer of a model cost on the devices that are here?"""
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,10 +10,12 @@ import torch
 from torch import nn
 
 from zerobubble.autograd import ready_to_defer
+from zerobubble.errors import UsageError
 from zerobubble.profile import LayerCosts, Profile
-from zerobubble.profiling.layers import Profiled, Tasks, profile_layers, require_settings
+from zerobubble.profiling.asked import is_count, require_settings
+from zerobubble.profiling.layers import LayerRuns, Profiled, profile_layers
 from zerobubble.profiling.links import all_pairs, measure_links
-from zerobubble.profiling.one_layer import LayerStage, Task, count_held
+from zerobubble.profiling.one_layer import LayerRun, LayerStage, count_held
 from zerobubble.profiling.optimizer_step import measure_weights
 from zerobubble.profiling.overhead import measure_overhead
 from zerobubble.profiling.ranks import Ranks
@@ -56,20 +59,22 @@ def measure(
         autocast: dtype of mixed precision; None for none.
         optimizer: only ``adamw``.
         validate: ``post`` or ``sync``, as for ``Pipeline.optimizer``.
-        seconds: about how long each layer is timed for each size, once split and once plain.
+        seconds: about how long each layer is timed for each size, as long split as plain; rounds
+            of both take turns, so that load on the machine meets both alike.
         least_rounds: how often at least.
 
     Raises:
         UsageError: a layer cannot be run, or returns what cannot travel; the message names it.
     """
-    require_settings(microbatch_sizes, optimizer, validate)
+    require_settings(model, microbatch_sizes, optimizer, validate)
+    _require_numbers(num_ranks, seconds, least_rounds)
     place = find_device(device)
     transport = Transport(place, num_ranks, all_pairs(num_ranks))
     ranks = Ranks(transport, seconds, least_rounds)
     link, links = measure_links(transport)
     overhead_ms = measure_overhead(place, num_ranks, validate, link)
 
-    def run(module: nn.Module, tasks: Tasks) -> Mapping[int, Profiled]:
+    def run(module: nn.Module, tasks: LayerRuns) -> Mapping[int, Profiled]:
         weights = measure_weights(module, ranks, validate)
         context = build_autocast(place, autocast)
         return {
@@ -97,13 +102,19 @@ def measure(
     )
 
 
-def _profiled(module: nn.Module, task: Task, ranks: Ranks, weights: LayerCosts) -> Profiled:
+def _require_numbers(num_ranks: int, seconds: float, least_rounds: int) -> None:
+    for what, count in (("num_ranks", num_ranks), ("least_rounds", least_rounds)):
+        if not is_count(count):
+            raise UsageError(f"{what} must be a whole number of 1 or more, not {count!r}")
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not (is_number and 0 < seconds < math.inf):
+        raise UsageError(f"seconds must be a number above 0, not {seconds!r}")
+
+
+def _profiled(module: nn.Module, task: LayerRun, ranks: Ranks, weights: LayerCosts) -> Profiled:
     held = count_held(module, task)
     layout = held.output.layout if held.output else None
-    split, plain = (
-        ranks.medians(_time_ops(module, task, layout, ranks, splits_backward=splits))
-        for splits in (True, False)
-    )
+    split, plain = map(ranks.medians, _time_ops(module, task, layout, ranks))
     costs = replace(
         weights,
         forward_ms=split["F"],
@@ -117,21 +128,28 @@ def _profiled(module: nn.Module, task: Task, ranks: Ranks, weights: LayerCosts) 
 
 
 def _time_ops(
-    module: nn.Module, task: Task, layout: Layout | None, ranks: Ranks, *, splits_backward: bool
-) -> dict[str, float]:
-    watch = Stopwatch(ranks.transport.device)
-    layers = _Layers(
-        [
+    module: nn.Module, task: LayerRun, layout: Layout | None, ranks: Ranks
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Time the ops of a split and of a plain backward, whose rounds take turns."""
+    copies = _copies(module, ranks.transport.device)
+
+    def layers_of(splits_backward: bool) -> _Layers:
+        stages = [
             LayerStage(each, task, splits_backward=splits_backward, num_in_flight=_IN_FLIGHT)
-            for each in _copies(module, ranks.transport.device)
-        ],
-        layout,
-        watch,
-    )
-    layers.begin_gradients()
-    ranks.repeat(layers.run_round, watch.clear)
-    layers.drop_gradients()
-    return watch.medians_ms()
+            for each in copies
+        ]
+        return _Layers(stages, layout, Stopwatch(ranks.transport.device))
+
+    split, plain = layers_of(True), layers_of(False)
+
+    def clear() -> None:
+        split.watch.clear()
+        plain.watch.clear()
+
+    split.begin_gradients()  # of the parameters, which both share
+    ranks.repeat([split.run_round, plain.run_round], clear)
+    split.drop_gradients()
+    return split.watch.medians_ms(), plain.watch.medians_ms()
 
 
 def _copies(module: nn.Module, device: torch.device) -> list[nn.Module]:

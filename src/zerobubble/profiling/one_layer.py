@@ -9,6 +9,7 @@ from weakref import ref
 import torch
 from torch import Tensor, UntypedStorage, nn
 
+from zerobubble.errors import UsageError
 from zerobubble.runtime.boundary import Layout
 from zerobubble.runtime.ledger import Ledger
 from zerobubble.runtime.partition import StageModule
@@ -43,7 +44,7 @@ class Boundary:
 
 
 @dataclass(frozen=True)
-class Task:
+class LayerRun:
     """One layer and what it is run on.
 
     Attributes:
@@ -69,7 +70,7 @@ class LayerStage:
     def __init__(
         self,
         module: nn.Module,
-        task: Task,
+        task: LayerRun,
         *,
         splits_backward: bool,
         num_in_flight: int = 1,
@@ -143,7 +144,7 @@ class Held:
         """What travels to the next layer; 0 after the last one."""
         return self.output.num_bytes if self.output else 0
 
-    def as_costs(self, task: Task) -> dict[str, int]:
+    def as_costs(self, task: LayerRun) -> dict[str, int]:
         """Give the fields of ``LayerCosts``."""
         return {
             "activation_bytes": self.activation_bytes,
@@ -155,7 +156,7 @@ class Held:
         }
 
 
-def count_held(module: nn.Module, task: Task) -> Held:
+def count_held(module: nn.Module, task: LayerRun) -> Held:
     """Run one microbatch and count what the runtime's ledger counts, the layer's input apart.
 
     Raises:
@@ -171,6 +172,11 @@ def count_held(module: nn.Module, task: Task) -> Held:
     after_f = run.ledger.activations.live_bytes()
     del inputs
     tensors, layout = run.take_output(0)
+    if layout is not None and not tensors:
+        raise UsageError(
+            "its forward returns no tensor: return what the next layer reads, and what the loss "
+            "follows from"
+        )
     output = None if layout is None else Boundary(tuple(t.clone() for t in tensors), layout)
     del tensors
     run.give_gradients(0, layout)

@@ -1,6 +1,6 @@
 """What does the optimizer add to a step for one layer, in time and in bytes?"""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -27,28 +27,29 @@ def measure_weights(module: nn.Module, ranks: Ranks, validate: str) -> LayerCost
     )
     if not trained:
         return sizes
-    plain_ms, plain = _time(_Step(module), ranks)
-    guessed_ms, guessed = (
-        _time(_PostStep(module), ranks) if validate == "post" else (plain_ms, plain)
-    )
+    plain = _Step(module)
+    guessed = _PostStep(module) if validate == "post" else plain
+    times = _time(dict.fromkeys([plain, guessed]), ranks)
     return replace(
         sizes,
-        optimizer_ms=guessed_ms,
-        plain_optimizer_ms=plain_ms,
+        optimizer_ms=times[guessed],
+        plain_optimizer_ms=times[plain],
         optimizer_bytes=guessed.state_bytes + guessed.kept_bytes,
     )
 
 
-def _time(step: "_Step", ranks: Ranks) -> tuple[float, "_Step"]:
-    watch = Stopwatch(ranks.transport.device)
+def _time(steps: Iterable["_Step"], ranks: Ranks) -> dict["_Step", float]:
+    """Time steps of several kinds, which take turns."""
+    watch, names = Stopwatch(ranks.transport.device), {step: str(i) for i, step in enumerate(steps)}
 
-    def round_of() -> None:
+    def run(step: "_Step") -> None:
         step.give_gradients()
-        watch.run("step", step.run)
+        watch.run(names[step], step.run)
 
     with torch.no_grad():
-        ranks.repeat(round_of, watch.clear)
-    return ranks.medians(watch.medians_ms())["step"], step
+        ranks.repeat([partial(run, step) for step in names], watch.clear)
+    times = ranks.medians(watch.medians_ms())
+    return {step: times[name] for step, name in names.items()}
 
 
 class _Step:

@@ -1,6 +1,6 @@
 """How do the ranks measure at the same time, and agree on what they found?"""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from time import perf_counter
 
@@ -26,18 +26,25 @@ class Ranks:
         self._seconds = seconds
         self._least_rounds = least_rounds
 
-    def repeat(self, round_of: Callable[[], object], clear: Callable[[], None]) -> None:
-        """Run rounds on all ranks at once, equally many on each, after some that do not count."""
+    def repeat(self, kinds: Sequence[Callable[[], object]], clear: Callable[[], None]) -> None:
+        """Run rounds on all ranks at once, equally many on each, after some that do not count.
+
+        Rounds of several kinds take turns, in one order and then in the other, so that whatever
+        else the machine does meets all kinds alike.
+        """
         self.barrier()
         for _ in range(_NUM_WARM_UP):
             began = perf_counter()
-            round_of()
-            self._finish()
-            seconds = perf_counter() - began
+            self._turn(kinds)
+            seconds = (perf_counter() - began) / len(kinds)
         slowest = max(self.transport.share_object(seconds))
         num_rounds = max(self._least_rounds, min(_MOST_ROUNDS, int(self._seconds / slowest)))
         clear()
-        for _ in range(num_rounds):
+        for number in range(num_rounds):
+            self._turn(kinds[::-1] if number % 2 else kinds)
+
+    def _turn(self, kinds: Sequence[Callable[[], object]]) -> None:
+        for round_of in kinds:
             round_of()
         self._finish()
 

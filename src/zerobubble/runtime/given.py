@@ -37,6 +37,10 @@ def unpack(
         UsageError: something is missing, given twice, or does not fit the rest.
         ScheduleError: the schedule breaks a rule.
     """
+    for what, value in (("layers", model), ("tied", tied)):
+        if isinstance(value, str) or not isinstance(value, LayeredModel | Iterable):
+            kind = "groups of names" if what == "tied" else "modules or builders, or a LayeredModel"
+            raise UsageError(f"{what} must be a list of {kind}, not {value!r}")
     names, tied = None, list(tied)
     parameter_name: Callable[[int, str], str] = numbered
     if isinstance(model, LayeredModel):

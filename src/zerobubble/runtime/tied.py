@@ -196,14 +196,28 @@ def _locate(
     rank: int,
 ) -> tuple[int, nn.Parameter | None]:
     """Find the rank that holds a parameter, and the parameter if it is this one."""
-    number, _, rest = name.partition(".")
-    if not number.isdecimal() or int(number) >= len(stage_of_layer) or not rest:
-        raise UsageError(
-            f"tied parameter {name!r}: write layer number.parameter name, with a layer from 0 to "
-            f"{len(stage_of_layer) - 1}"
-        )
-    holder = placement.stage_to_rank[stage_of_layer[int(number)]]
+    number, _ = layer_of_tied(name, len(stage_of_layer))
+    holder = placement.stage_to_rank[stage_of_layer[number]]
     if holder == rank and name not in parameters:
         of_layer = [known for known in parameters if known.startswith(f"{number}.")]
         raise UsageError(f"tied parameter {name!r} does not exist; layer {number} has {of_layer}")
     return holder, parameters.get(name)
+
+
+def layer_of_tied(name: str, num_layers: int) -> tuple[int, str]:
+    """Split the name of a tied parameter into the number of its layer and its name there.
+
+    Raises:
+        UsageError: it is no such name, or there is no such layer.
+
+    >>> layer_of_tied("2.head.weight", num_layers=3)
+    (2, 'head.weight')
+    """
+    number, _, rest = name.partition(".") if isinstance(name, str) else ("", "", "")
+    is_short = number.isdecimal() and len(number) <= len(str(num_layers))
+    if not is_short or int(number) >= num_layers or not rest:
+        raise UsageError(
+            f"tied parameter {name!r}: write layer number.parameter name, with a layer from 0 to "
+            f"{num_layers - 1}"
+        )
+    return int(number), rest

@@ -16,7 +16,7 @@ from zerobubble.runtime.replanning import Replanned, replan
 from zerobubble.search.problem import Objective
 from zerobubble.train.config import TrainConfig
 from zerobubble.train.data import TextData, load_data
-from zerobubble.train.forecast import forecast_costs
+from zerobubble.train.flops import flop_shares
 from zerobubble.train.learning_rate import learning_rate
 from zerobubble.train.model_source import find_encoding, find_model
 from zerobubble.train.planned import Expected
@@ -57,7 +57,7 @@ def _expected_costs(config: TrainConfig, pipe: Pipeline, plan: Plan | None) -> C
         return plan.costs
     if config.model.source:
         return None
-    return forecast_costs(config.model, pipe.layers_of_stage, pipe.schedule.placement)
+    return flop_shares(config.model, pipe.layers_of_stage, pipe.schedule.placement)
 
 
 def build_pipeline(config: TrainConfig, schedule: Schedule | Plan, model: LayeredModel) -> Pipeline:

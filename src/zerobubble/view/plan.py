@@ -7,7 +7,7 @@ import numpy as np
 
 from zerobubble.plan import Plan
 from zerobubble.plan.cuts import layers_of_stages
-from zerobubble.plan.names import gib, layer_ranges
+from zerobubble.plan.names import layer_ranges, unit_for
 from zerobubble.profile import Profile, stage_bytes
 from zerobubble.simulate import simulate
 from zerobubble.view.numbers import table
@@ -15,7 +15,6 @@ from zerobubble.view.numbers import table
 _COLUMNS = [
     "rank", "layers", "parameters", "weights", "activations", "peak", "limit", "compute", "idle",
 ]  # fmt: skip
-_UNITS = ["", "", "GiB", "GiB", "GiB", "GiB", "GiB", "ms", ""]
 
 
 class RankOfPlan(NamedTuple):
@@ -124,21 +123,27 @@ def row_of_plan(
 
 
 def _table(ranks: Sequence[RankOfPlan]) -> str:
+    """Draw all sizes in the unit that suits the largest sum, so that they can be compared."""
+    unit, size = unit_for(max(each.weight_bytes + each.activation_bytes for each in ranks))
+
+    def shown(num_bytes: float | None) -> str:
+        return "-" if num_bytes is None else f"{num_bytes / size:.{2 * (size > 1)}f}"
+
     rows = [
         [
             str(each.rank),
             each.layers,
-            gib(each.parameter_bytes),
-            gib(each.weight_bytes),
-            gib(each.activation_bytes),
-            gib(each.weight_bytes + each.activation_bytes),
-            "-" if each.limit_bytes is None else gib(each.limit_bytes),
+            shown(each.parameter_bytes),
+            shown(each.weight_bytes),
+            shown(each.activation_bytes),
+            shown(each.weight_bytes + each.activation_bytes),
+            shown(each.limit_bytes),
             f"{each.compute_ms:.4g}",
             f"{each.idle:.1%}",
         ]
         for each in ranks
     ]
-    return table(_COLUMNS, [_UNITS, *rows], left=2)
+    return table(_COLUMNS, [["", "", *[unit] * 5, "ms", ""], *rows], left=2)
 
 
 def _step(plan: Plan, sequence: int | None) -> str:

@@ -11,6 +11,8 @@ _COLUMNS = [
     "layer", "alike", "F ms", "B ms", "W ms", "plain ms", "step ms",
     "saves", "W keeps", "output", "weights", "state",
 ]  # fmt: skip
+# An F that differs by this factor, and by so many ms, is doubtful.
+_DOUBTFUL, _LEAST_MS = 1.25, 0.1
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -29,6 +31,32 @@ def draw_profile(profile: Profile) -> str:
     links: latency 0 us, no limit of bandwidth; besides ops and optimizer a step takes 0 ms
     """
     return "\n".join([*_tables(profile), _describe_links(profile)])
+
+
+def doubts(profile: Profile) -> Iterator[str]:
+    """Say in one line where a measured F took another time split than plain.
+
+    The two do the same but for the calls that are intercepted, and were measured in turn: the
+    machine did other things.
+
+    >>> layers = (LayerCosts(19.2, plain_forward_ms=19.1), LayerCosts(33.3, plain_forward_ms=19.1))
+    >>> list(doubts(Profile("mine", "cpu", ("first", "second"), {2: layers})))
+    ['F of second took 33.3 ms split and 19.1 ms plain with microbatches of 2: ...']
+    """
+    differing = [
+        (high / max(low, _LEAST_MS), name, size, layer)
+        for size, layers in profile.layers.items()
+        for name, layer in zip(profile.layer_names, layers, strict=True)
+        for low, high in [sorted((layer.forward_ms, layer.plain_forward_ms))]
+        if high > _DOUBTFUL * low and high - low > _LEAST_MS
+    ]
+    if differing:
+        _, name, size, layer = max(differing, key=lambda each: each[0])
+        yield (
+            f"F of {name} took {layer.forward_ms:.3g} ms split and {layer.plain_forward_ms:.3g} ms "
+            f"plain with microbatches of {size}: was the machine busy? Measure again, or longer "
+            "with --seconds"
+        )
 
 
 def _tables(profile: Profile) -> Iterator[str]:

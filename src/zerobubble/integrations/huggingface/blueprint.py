@@ -16,6 +16,7 @@ from transformers.initialization import guard_torch_init_functions, no_init_weig
 from zerobubble.errors import UsageError
 from zerobubble.integrations.huggingface.shell import Shell
 from zerobubble.integrations.huggingface.source import one_line
+from zerobubble.integrations.huggingface.values import check_config, value_named
 
 
 class Blueprint:
@@ -67,6 +68,7 @@ class Blueprint:
             raise self.unusual("it has an encoder and a decoder")
         if type(config) not in AutoModelForCausalLM._model_mapping:
             raise self.unusual("transformers has no causal LM of this type")
+        check_config(config)
         if getattr(config, "quantization_config", None):
             raise UsageError(f"{self.name}: quantized parameters cannot be trained; load others")
         if getattr(config, "output_router_logits", False):
@@ -80,6 +82,11 @@ class Blueprint:
         try:
             with torch.device("meta"), no_init_weights():
                 model = AutoModelForCausalLM.from_config(config, dtype=dtype, **options)
+        except KeyError as error:
+            named = value_named(config, str(error.args[0]))
+            raise UsageError(
+                f"cannot build {self.name}: transformers does not know {named}"
+            ) from None
         except Exception as error:
             raise UsageError(f"cannot build {self.name}: {one_line(error)}") from None
         return model.train()

@@ -1,7 +1,7 @@
 """How does a causal LM become a LayeredModel?"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ class CausalLM(LayeredModel):
         folder: that its weights come from; None if they are drawn at random.
     """
 
-    blueprint: Blueprint = None  # type: ignore[assignment]  # fields of the base have defaults
+    blueprint: Blueprint = field(kw_only=True)
     folder: Path | None = None
 
     @property
@@ -74,6 +74,8 @@ def causal_lm(
     >>> list(model.layers[3]().state_dict())
     ['model.norm.weight', 'lm_head.weight']
     """
+    if isinstance(sequence, bool) or not isinstance(sequence, int):
+        raise UsageError(f"sequence must be a whole number of tokens, not {sequence!r}")
     config, folder = find_config(source, values)
     limit = getattr(config, "max_position_embeddings", None) or sequence
     if not 1 <= sequence <= limit:

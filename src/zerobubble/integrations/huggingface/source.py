@@ -9,6 +9,7 @@ from typing import Any
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 from zerobubble.errors import UsageError
+from zerobubble.integrations.huggingface.values import check_given
 
 
 def find_config(
@@ -37,6 +38,8 @@ def find_config(
             f"a Hugging Face model is a configuration, a JSON file, a folder or a model type, not "
             f"a {type(source).__name__}"
         )
+    if not str(source):
+        raise UsageError("the name of the Hugging Face model is empty: write a path or a type")
     path = Path(source)
     if path.is_dir():
         return _from_values(read_json(path / "config.json")), path
@@ -46,6 +49,11 @@ def find_config(
         raise UsageError(
             f"{source} is no folder, no JSON file and no model type: write a path, or a type such "
             "as llama, qwen2, qwen3, mistral, mixtral, gpt2 or gemma"
+        )
+    if not isinstance(values, str | Path | Mapping | None):
+        raise UsageError(
+            f"values must be those of the configuration by name, or a JSON file, not a "
+            f"{type(values).__name__}"
         )
     given = read_json(Path(values)) if isinstance(values, str | Path) else dict(values or {})
     if given.setdefault("model_type", str(source)) != source:
@@ -70,12 +78,13 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _from_values(values: dict[str, Any]) -> PreTrainedConfig:
     kind = values.get("model_type")
-    if kind not in CONFIG_MAPPING:
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         raise UsageError(
             f"model_type {kind!r} is unknown to transformers: write a known one, such as llama, or "
             "pass the model's layers by hand: zb.Pipeline(layers, ...)"
         )
     rest = {name: value for name, value in values.items() if name != "model_type"}
+    check_given(kind, rest, getattr(CONFIG_MAPPING[kind], "attribute_map", {}))
     try:
         return AutoConfig.for_model(kind, **rest)
     except Exception as error:
@@ -83,5 +92,5 @@ def _from_values(values: dict[str, Any]) -> PreTrainedConfig:
 
 
 def one_line(error: Exception) -> str:
-    """Condense the message of an error of another library."""
-    return " ".join(str(error).split())
+    """Condense the message of an error of another library, without a stack of C++ code."""
+    return " ".join(str(error).partition("\nException raised from ")[0].split())

@@ -159,6 +159,9 @@ def _stored_tensors(folder: Path) -> list[Stored]:
     file_of = read_json(index).get("weight_map")
     if not isinstance(file_of, dict):
         raise UsageError(f"{index} has no weight_map")
+    for name, file in file_of.items():
+        if not isinstance(file, str):
+            raise UsageError(f"{index}: weight_map of {name} must be the name of a file")
     headers = {file: _header(folder / file) for file in sorted(set(file_of.values()))}
     for name, file in file_of.items():
         if name not in headers[file]:

@@ -1,4 +1,4 @@
-"""How long will the ops of each stage take, relative to each other, before any has run?"""
+"""How many FLOPs do the ops of each stage take, and so how long relative to each other?"""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from zerobubble.ir import Placement
 from zerobubble.train.config import ModelConfig
 
 
-def forecast_costs(
+def flop_shares(
     config: ModelConfig, layers_of_stage: Sequence[range], placement: Placement
 ) -> Costs:
     """Count the matrix-product FLOPs of every stage for one token; transfers count nothing.
