@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Union
 
 from tyro.conf import arg
 
@@ -11,8 +11,8 @@ from zerobubble.cli._bytes import read_bytes
 from zerobubble.cli._parse import parse
 from zerobubble.cli._profile_source import read_or_estimate
 from zerobubble.cli._report import print_json
+from zerobubble.cli._writing import PLAN, Target, require_places
 from zerobubble.errors import UsageError
-from zerobubble.formats.reading import require_writable
 from zerobubble.plan import make_plan
 from zerobubble.plan.file import save
 from zerobubble.view.plan import draw_plan, ranks_of_plan, row_of_plan
@@ -54,7 +54,10 @@ class PlanCommand:
     effort: EffortFlag = "quick"
     sequence: Annotated[str, arg(metavar="N", help="tokens in a sample")] = ""
     json: Json = False
-    out: Annotated[str, arg(metavar="FILE", help="write the plan as JSON")] = ""
+    out: Annotated[
+        Union[None, str],  # noqa: UP007, RUF036 (as in _arguments)
+        arg(metavar="FILE", help="write the plan as JSON"),
+    ] = None
 
 
 def run(argv: Sequence[str]) -> int:
@@ -68,8 +71,7 @@ def run(argv: Sequence[str]) -> int:
     sizes = _counts("--microbatch-size", asked.microbatch_size) if asked.microbatch_size else None
     sequence = _counts("--sequence", asked.sequence, most=1)[0] if asked.sequence else None
     memory = read_bytes(asked.memory, asked.ranks) if asked.memory else None
-    if asked.out:
-        require_writable(asked.out)
+    require_places(Target("--out", asked.out, PLAN))
     profile = read_or_estimate(
         asked.profile, asked.model, asked.device_spec, sizes, sequence, asked.validate
     )
@@ -84,7 +86,7 @@ def run(argv: Sequence[str]) -> int:
         asked.effort,
         asked.schedule or None,
     )
-    if asked.out:
+    if asked.out is not None:
         save(plan, asked.out)
     ranks = ranks_of_plan(plan, profile)
     if asked.json:
