@@ -52,7 +52,7 @@ def test_files_functions_and_runs_on_one_page(zerobubble, folder):
     save(build("gpipe", 2, 2), folder / "saved.json")
     (folder / "mine.py").write_text(MINE.replace("1f1b", "mine"))
     words = ("saved.json", "mine.py:my_schedule", "run", "run/timeline.json")
-    out = zerobubble("view", *words, *SIZE, "--out", "page.html").out
+    out = zerobubble("view", *words, *SIZE, "--costs", "1,1,1,0", "--out", "page.html").out
     assert out == "page.html shows gpipe, mine, 1f1b, 1f1b\n"
     assert "\\u003cscript" not in (folder / "page.html").read_text()
 

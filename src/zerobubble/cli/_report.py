@@ -55,8 +55,8 @@ def print_timeline(timeline: Timeline, limits: Sequence[float] | None = None) ->
     """Print the picture of a timeline, its numbers, and where its time goes."""
     schedule = timeline.schedule
     print(
-        f"{shortened(schedule.name)}: {schedule.num_ranks} ranks, {schedule.num_microbatches} microbatches, "
-        f"placement {schedule.placement}"
+        f"{shortened(schedule.name)}: {schedule.num_ranks} ranks, "
+        f"{schedule.num_microbatches} microbatches, placement {schedule.placement}"
     )
     print(draw(timeline, terminal_width(), is_colored()))
     print(_wrapped(summarize(timeline), terminal_width()))

@@ -13,15 +13,21 @@ function make(tag, text = "", attributes = {}, ...children) {
   return node;
 }
 
+// A name of any length, cut to two lines; pointing at it tells all of it.
+function nameOf(tag, text) {
+  return make(tag, text, { class: "name", ...(text.length > 60 ? { title: text } : {}) });
+}
+
 function makeTable(caption, header, rows) {
   const heads = header.map((text) => make("th", text, { scope: "col" }));
   const lines = rows.map((cells) => {
     const [name, ...rest] = cells.map(String);
     const datums = rest.map((text) => make("td", text));
-    return make("tr", "", {}, make("th", name, { scope: "row" }), ...datums);
+    return make("tr", "", {}, make("th", "", { scope: "row" }, nameOf("span", name)), ...datums);
   });
   const head = make("thead", "", {}, make("tr", "", {}, ...heads));
-  return make("table", "", {}, make("caption", caption), head, make("tbody", "", {}, ...lines));
+  const title = make("caption", "", {}, nameOf("span", caption));
+  return make("table", "", {}, title, head, make("tbody", "", {}, ...lines));
 }
 
 function allRuns(viewer) {
@@ -35,8 +41,15 @@ function showSummary(viewer) {
     const { span, makespan, bubble, bubble_makespan: other, peak_memory: peak } = run.summary;
     return [name, general(span), percent(bubble), general(makespan), percent(other), general(peak)];
   });
-  const header = ["schedule", "span", "bubble", "makespan", "bubble_makespan", "peak_memory"];
-  element("summary").replaceChildren(makeTable("Summary", header, rows));
+  const header = ["schedule", "span", "bubble", "makespan", "bubble of makespan", "peak memory"];
+  const notes = viewer.panels.filter((panel) => panel.measured).map(noteOfMeasured);
+  element("summary").replaceChildren(makeTable("Summary", header, rows), ...notes);
+}
+
+function noteOfMeasured({ title, measured }) {
+  const what = `${title}, measured: of step ${measured.number} alone.`;
+  const span = "Span and bubble count from a rank's first op to its last, and the rest between steps";
+  return nameOf("p", `${what} ${span} is in neither.`);
 }
 
 function descriptionList(pairs) {
@@ -80,7 +93,7 @@ function showCritical(viewer) {
     });
     const unit = panel.unit ? `, in ${panel.unit}` : "";
     const text = `${path.length} ops${unit}: ${texts.join(", ")}`;
-    return [make("h3", name), bar, make("p", text, { class: "split" })];
+    return [nameOf("h3", name), bar, make("p", text, { class: "split" })];
   });
   element("critical").replaceChildren(...parts);
 }
@@ -94,7 +107,7 @@ function showIdle(viewer) {
     const rows = sums.map(([cause, time]) => [cause, general(time), share(time)]);
     const more = rows.splice(MOST_CAUSES);
     if (more.length) rows.push([`and ${more.length} more`, "", ""]);
-    if (!rows.length) return [make("h3", name), make("p", "No rank is ever idle.")];
+    if (!rows.length) return [nameOf("h3", name), make("p", "No rank is ever idle.")];
     return [makeTable(name, ["cause", "time", "of all ranks"], rows)];
   });
   element("idle").replaceChildren(...parts);
@@ -119,8 +132,10 @@ function showLost(viewer) {
       const times = [took(panel.planned), took(panel.measured)];
       return [...name, ...times, general(facts.late[op]), general(lost)];
     });
+    const name = `${panel.title}${panel.note ? ` (${panel.note})` : ""}`;
     const header = ["op", "rank", "planned", "measured", "late", "lost"];
-    return makeTable(`${panel.title}${panel.note ? ` (${panel.note})` : ""}`, header, rows);
+    if (!rows.length) return make("div", "", {}, nameOf("h3", name), make("p", "No op lost time."));
+    return makeTable(name, header, rows);
   });
   element("lost").replaceChildren(...tables);
 }
