@@ -2,7 +2,7 @@
 // lost most, and all ops as a table. All text is set as text, never as markup.
 
 const MOST_OPS_IN_TABLE = 2000;
-const MOST_CAUSES = 7;
+const MOST_CAUSES = 12;
 const MOST_LOST = 10;
 
 function make(tag, text = "", attributes = {}, ...children) {
@@ -19,7 +19,7 @@ function nameOf(tag, text) {
 }
 
 function makeTable(caption, header, rows) {
-  const heads = header.map((text) => make("th", text, { scope: "col" }));
+  const heads = header.map((text) => make("th", "", { scope: "col" }, nameOf("span", text)));
   const lines = rows.map((cells) => {
     const [name, ...rest] = cells.map(String);
     const datums = rest.map((text) => make("td", text));
@@ -48,8 +48,9 @@ function showSummary(viewer) {
 
 function noteOfMeasured({ title, measured }) {
   const what = `${title}, measured: of step ${measured.number} alone.`;
-  const span = "Span and bubble count from a rank's first op to its last, and the rest between steps";
-  return nameOf("p", `${what} ${span} is in neither.`);
+  const bubble = "Its bubble is what the busiest rank leaves idle of the longest span";
+  const span = "a span is from a rank's first op to its last, without the time between steps";
+  return make("p", "", { class: "quiet" }, nameOf("span", what), `${bubble}; ${span}.`);
 }
 
 function descriptionList(pairs) {
@@ -98,19 +99,26 @@ function showCritical(viewer) {
   element("critical").replaceChildren(...parts);
 }
 
-// Idle time of all ranks together by cause; the stages waited for are told apart in the table.
+// Idle time of all ranks together by cause, and its share of the time of all ranks: a column for
+// each run. The stages waited for are told apart.
 function showIdle(viewer) {
-  const parts = allRuns(viewer).flatMap(({ panel, run, name }) => {
+  const runs = allRuns(viewer);
+  const shares = runs.map(({ panel, run }) => {
     const total = lengthOf(run) * panel.schedule.numRanks || 1;
-    const share = (time) => percent(time / total, 1);
     const sums = idleOfAllRanks(run.facts);
-    const rows = sums.map(([cause, time]) => [cause, general(time), share(time)]);
-    const more = rows.splice(MOST_CAUSES);
-    if (more.length) rows.push([`and ${more.length} more`, "", ""]);
-    if (!rows.length) return [nameOf("h3", name), make("p", "No rank is ever idle.")];
-    return [makeTable(name, ["cause", "time", "of all ranks"], rows)];
+    return new Map(sums.map(([cause, time]) => [cause, { time, share: time / total }]));
   });
-  element("idle").replaceChildren(...parts);
+  const largest = (cause) => Math.max(...shares.map((each) => each.get(cause)?.share ?? 0));
+  const causes = [...new Set(shares.flatMap((each) => [...each.keys()]))];
+  causes.sort((a, b) => largest(b) - largest(a));
+  const cell = (found) => (found ? `${general(found.time)} (${percent(found.share, 1)})` : "");
+  const rows = causes.map((cause) => [cause, ...shares.map((each) => cell(each.get(cause)))]);
+  const more = rows.splice(MOST_CAUSES);
+  if (more.length) rows.push([`and ${more.length} more`, ...runs.map(() => "")]);
+  const header = ["cause", ...runs.map(({ name }) => name)];
+  const caption = "Time, and its share of the time of all ranks";
+  const table = makeTable(caption, header, rows);
+  element("idle").replaceChildren(rows.length ? table : make("p", "No rank is ever idle."));
 }
 
 function idleOfAllRanks(facts) {
