@@ -3,12 +3,22 @@
 import os
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import tyro
 
 from benchmarks import host_overhead, pipelining, split_cost, step_time
 
+
+def _has_main(path: Path) -> bool:
+    return "\ndef main(" in path.read_text(encoding="utf-8")
+
+
 if __name__ == "__main__":
+    names = sorted(path.stem for path in Path(__file__).parent.glob("[!_]*.py") if _has_main(path))
+    if len(sys.argv) > 1 and sys.argv[1] not in names:
+        print(f"usage: python -m benchmarks [NAME [FLAGS]]\nnames: {', '.join(names)}")
+        sys.exit(0 if sys.argv[1] in ("-h", "--help") else 2)
     if len(sys.argv) > 1:
         name = sys.argv[1]
         tyro.cli(import_module(f"benchmarks.{name}").main, prog=name, args=sys.argv[2:])

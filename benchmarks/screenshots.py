@@ -54,10 +54,10 @@ def _pictures() -> list[Picture]:
     names = ("1f1b", "zb-h1", "zb-v")
     several = [Panel(*resolve(name, 4, 8, costs), limits) for name in names]
     return [
-        Picture("schedule", [one], "#op=0,0,27", "light", 690),
-        Picture("critical-path", [one], "#critical=1", "dark", 640),
+        Picture("schedule", [one], "#op=0,0,27", "light", 880),
+        Picture("critical-path", [one], "#critical=1", "dark", 880),
         Picture("comparison", several, "", "light", 690),
-        Picture("planned-over-measured", [_measured()], "", "light", 590),
+        Picture("planned-over-measured", [_measured()], "", "light", 900),
     ]
 
 

@@ -103,7 +103,7 @@ def _measured_step(random, number, schedule, costs):
     timeline = Timeline(schedule, costs or Costs.of_ranks(schedule.placement), start, end)
     holders = schedule.placement.stage_to_rank
     transfers = tuple(
-        Transfer(F(stage, 0), *pair, random.randrange(99) / 8, 2.5, random.randrange(99))
+        Transfer(F(stage, 0), *pair, random.randrange(99) / 8, 12.5, random.randrange(99))
         for stage, pair in enumerate(pairwise(holders))
         if len(set(pair)) == 2
     )

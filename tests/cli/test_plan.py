@@ -76,7 +76,7 @@ def test_the_plan_is_written_and_read_back(planned):
         (["--config", "small.json"], "--config is for --model"),
         (["--model", "hf:a.json"], "plan needs either --profile"),
         (["--device-spec", "h100"], "--device-spec is for --model"),
-        (["--out", "."], "cannot write .: Is a directory"),
+        (["--out", "."], ". exists and is not a plan of zerobubble"),
     ],
 )
 def test_wrong_flags_are_told_in_one_line(planned, refused, flags, problem):

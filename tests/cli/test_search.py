@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from zerobubble.formats.json import load
+from zerobubble.formats.json import dumps, load
+from zerobubble.schedules import build
 
 KEYS = {
     "schedule", "ranks", "microbatches", "placement", "span", "makespan", "bubble",
@@ -49,14 +50,15 @@ def test_an_unknown_placement_names_the_known_forms(refused):
 
 def test_a_file_that_cannot_be_written_is_told_before_the_search(refused, tmp_path, monkeypatch):
     monkeypatch.setattr("zerobubble.cli.search.search", lambda *_: pytest.fail("searched"))
+    kind = "a schedule of zerobubble"
     line = refused("search", "-p", 2, "-m", 4, "--out", tmp_path)
-    assert line == f"zerobubble search: cannot write {tmp_path}: Is a directory"
+    assert line == f"zerobubble search: {tmp_path} exists and is not {kind}: write to another file"
 
 
 def test_a_search_that_fails_leaves_the_file_as_it_was(refused, tmp_path):
     kept, new = tmp_path / "kept.json", tmp_path / "new.json"
-    kept.write_text("mine")
+    kept.write_text(dumps(build("1f1b", 2, 2)))
     for path in (kept, new):
         refused("search", "-p", 2, "-m", 4, "--memory", 0.5, "--out", path)
-    assert kept.read_text() == "mine"
+    assert kept.read_text() == dumps(build("1f1b", 2, 2))
     assert not new.exists()

@@ -8,9 +8,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.formats.test_python import MINE
+from tests.formats.test_timeline import a_run
 from zerobubble.cli._resolve import resolve
 from zerobubble.costs import Costs
 from zerobubble.errors import ZeroBubbleError
+from zerobubble.formats import timeline
 from zerobubble.formats.json import load, save
 from zerobubble.schedules import build
 from zerobubble.simulate import simulate
@@ -168,6 +170,8 @@ def test_memory_is_a_limit(zerobubble, refused):
         ),
         (["zb-h1", *SIZE, "--memory", "x"], "--memory 'x': write a number above 0, or one for "),
         (["zb-h1", *SIZE, "--memory", "4,4"], "--memory gives 2 limits for 4 ranks: write one"),
+        (["run"], "run is a measured run: show it with zerobubble view run, write it with zerob"),
+        (["run/timeline.json"], "run/timeline.json is a measured run: show it with zerobubble "),
         (["zb-h1", *SIZE, "--out", "no/where.json"], "cannot write no/where.json: No such file "),
         (["zb-h1", *SIZE, "--html", "no/a.html"], "cannot write no/a.html: No such file or "),
         (
@@ -178,6 +182,8 @@ def test_memory_is_a_limit(zerobubble, refused):
 )
 def test_wrong_input_is_told_in_one_line(refused, tmp_path, argv, message):
     save(build("zb-h1", 4, 8), tmp_path / "mine.json")
+    (tmp_path / "run").mkdir()
+    timeline.save(a_run(), tmp_path / "run" / "timeline.json")
     (tmp_path / "broken.json").write_text("{")
     (tmp_path / "list.json").write_text("[1]")
     (tmp_path / "my_file.py").write_text(MINE)

@@ -52,7 +52,7 @@ def test_files_functions_and_runs_on_one_page(zerobubble, folder):
     save(build("gpipe", 2, 2), folder / "saved.json")
     (folder / "mine.py").write_text(MINE.replace("1f1b", "mine"))
     words = ("saved.json", "mine.py:my_schedule", "run", "run/timeline.json")
-    out = zerobubble("view", *words, *SIZE, "--out", "page.html").out
+    out = zerobubble("view", *words, *SIZE, "--costs", "1,1,1,0", "--out", "page.html").out
     assert out == "page.html shows gpipe, mine, 1f1b, 1f1b\n"
     assert "\\u003cscript" not in (folder / "page.html").read_text()
 
@@ -117,12 +117,31 @@ def test_the_browser_is_opened_when_asked(zerobubble, tmp_path, monkeypatch):
     assert opened == [(tmp_path / "view.html").as_uri()]
 
 
+def test_a_schedule_beside_a_run_is_in_ms(zerobubble, folder):
+    assert zerobubble("view", "run", "zb-h1", *SIZE, "--costs", "1,1,1,0").status == 0
+    assert (folder / "view.html").read_text().count('"unit": "ms"') == 2
+
+
+def test_a_long_name_is_shortened_in_what_is_printed(zerobubble, folder):
+    save(build("gpipe", 2, 2).renamed("g" * 10_000), folder / "long.json")
+    assert zerobubble("view", "long.json").out == f"view.html shows {'g' * 59}…\n"
+    assert max(map(len, zerobubble("show", "long.json").out.splitlines())) < 200
+    assert max(map(len, zerobubble("compare", "long.json").out.splitlines())) < 200
+    assert json.loads(zerobubble("show", "long.json", "--json").out)["schedule"] == "g" * 10_000
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
+        (
+            ["run", "zb-h1", *SIZE],
+            "a run is measured in ms, and zb-h1 has no times in ms: give --costs in ms",
+        ),
+        (["bench"], "bench is no run folder: it has no timeline.json; runs in it: a, b"),
+        (["plain.json"], 'plain.json: this is no measured timeline: it has no "format": "zerobub'),
         ([], "view takes 1 to 4 schedules or runs, not 0"),
         (["1f1b"] * 5, "view takes 1 to 4 schedules or runs, not 5"),
-        (["empty"], "cannot read empty/timeline.json: No such file or directory"),
+        (["empty"], "empty is no run folder: it has no timeline.json"),
         (["empty.json"], "empty.json: line 1, column 1: not JSON: "),
         (["cut.json"], "cut.json: line 1, column "),
         (["none.json"], "cannot read none.json: No such file or directory"),
@@ -147,6 +166,10 @@ def test_wrong_input_is_told_in_one_line_and_leaves_no_page(refused, folder, arg
     timeline_format.save(
         MeasuredRun(run.schedule, None, ()), folder / "unrecorded" / "timeline.json"
     )
+    for name in ("a", "b"):
+        (folder / "bench" / name).mkdir(parents=True)
+        (folder / "bench" / name / "timeline.json").write_text(text)
+    (folder / "plain.json").write_text(text.replace('"format": "zerobubble-timeline", ', ""))
     (folder / "empty.json").write_text("")
     (folder / "cut.json").write_text(text.replace("\n", "")[:700])
     (folder / "list.json").write_text("[1]")

@@ -204,6 +204,14 @@ def without(value, key):
             "steps[0]: transfers[0]: the output of F0 of stage 0 does not travel from rank 0 to ",
         ),
         (
+            transfer(arrived=0.75),
+            "steps[0]: transfers[0]: the output of F0 of stage 0 arrived at 0.75, before it was ",
+        ),
+        (
+            step(transfers=VALID["steps"][0]["transfers"] * 2),
+            "steps[0]: transfers[2]: the output of F0 of stage 0 travels twice: delete one",
+        ),
+        (
             transfer(op="F0@1"),
             "steps[0]: transfers[0]: the output of F0 of stage 1 does not travel from rank 0 to ",
         ),

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from zerobubble.runtime.clock import EventClock
-from zerobubble.runtime.trace import Recorder
+from zerobubble.runtime.trace import RecordedStep, Recorder, _step
+from zerobubble.schedules import build
 
 CPU = torch.device("cpu")
 
@@ -31,6 +32,7 @@ def run_steps(recorder, numbers):
         (0, [], []),
         (2, [1, 2, 3, 4, 5], [4, 5]),
         (9, [1, 2, 3, 4, 5], [1, 2, 3, 4, 5]),
+        (10**20, [1, 2, 3, 4, 5], [1, 2, 3, 4, 5]),
         (range(2, 4), [2, 3], [2, 3]),
         (range(5, 6), [5], [5]),
         (range(7, 9), [], []),
@@ -53,6 +55,18 @@ def test_steps_that_come_after_a_reading_push_out_the_oldest():
     recorder.steps_ms()
     run_steps(recorder, (3,))
     assert [step.number for step in recorder.steps_ms()] == [2, 3]
+
+
+def test_a_message_never_arrives_before_it_was_sent():
+    """Clocks of two machines agree but for half of a message's round trip."""
+    times = [np.array([0.0, 4.0]), np.array([1.0, 5.0])], [np.array([0.9, 2]), np.array([2.0, 3])]
+    sends = [np.array([1.0]), np.array([3.0])]
+    steps = [
+        RecordedStep(1, start, end, start, end, sent, [8])
+        for (start, end), sent in zip(times, sends, strict=True)
+    ]
+    transfers = _step(build("1f1b", 2, 1), steps, None).transfers
+    assert [(each.sent, each.arrived) for each in transfers] == [(1.0, 1.0), (3.0, 4.0)]
 
 
 def test_an_op_lies_between_its_marks_and_a_send_follows_it():

@@ -83,6 +83,22 @@ def test_chosen_steps_are_recorded(run: Path, tmp_path: Path) -> None:
     assert [step.number for step in measured.steps] == [3, 4]
 
 
+def test_chosen_steps_are_kept_if_the_run_dies_later(
+    run: Path, tmp_path: Path, monkeypatch
+) -> None:
+    def die_later(step: int, config: TrainConfig) -> float:
+        if step == 4:
+            raise RuntimeError("lost")
+        return 1e-3
+
+    monkeypatch.setattr("zerobubble.train.loop.learning_rate", die_later)
+    chosen = ["--trace-steps", "2-3", "--paths", str(run.parent / "text.txt")]
+    with pytest.raises(RuntimeError, match="lost"):
+        main(["train", *TINY, *chosen, "--out", str(tmp_path / "out")])
+    measured = load_measured(tmp_path / "out" / "timeline.json")
+    assert [step.number for step in measured.steps] == [2, 3]
+
+
 def test_the_same_seed_gives_the_same_losses_and_another_seed_others(
     run: Path, tmp_path: Path
 ) -> None:

@@ -134,7 +134,8 @@ def test_idle_time_and_summary_equal_the_command_line(open_page, zerobubble):
     for name, idle in zip(names, shown, strict=True):
         found = json.loads(zerobubble("show", name, *flags, "--json").out)["idle"]
         assert [*map(dict, idle)] == [pytest.approx(causes) for causes in found]
-    assert rows(page, "#idle table:nth-of-type(2)")[0] == ["warm-up", "6.6", "5.7%"]
+    warm_up = next(row for row in rows(page, "#idle") if row[0] == "warm-up")
+    assert warm_up[2] == "6.6 (5.7%)"
 
 
 def test_sliders_simulate_again(open_page, zerobubble):
@@ -193,15 +194,6 @@ def test_four_schedules_share_one_axis(open_page):
     assert np.diff(xs) == pytest.approx(np.diff(middles) * scale)
 
 
-def test_names_are_text(open_page):
-    name = "</script ><script>alert(1)</script>\"'&<!--<script>\u2028"
-    panel = panel_of(limit=None)
-    page = open_page(replace(panel, schedule=panel.schedule.renamed(name), note="<b>bold</b>"))
-    assert page.text_content("#summary tbody th") == name
-    assert page.title().startswith("</script ><script>alert(1)</script>\"'&<!--")
-    assert page.locator("script").count() == 2
-
-
 def test_the_hash_restores_what_was_seen(open_page):
     page = open_page(panel_of())
     page.evaluate("zerobubble.viewer.show(3, 9)")
@@ -218,15 +210,6 @@ def test_the_hash_restores_what_was_seen(open_page):
     page.evaluate("location.hash = '#t=4,5'")
     page.wait_for_function("zerobubble.viewer.state.window?.from === 4")
     assert state(page, "selected") is None
-
-
-def test_a_wrong_hash_is_ignored(open_page):
-    hash_ = "#t=9,3&op=0,7,99999&F=-1&theme=pink&critical=2&%zz"
-    page = open_page(panel_of(), hash_=hash_)
-    assert state(page, "window") is None
-    assert state(page, "selected") is None
-    assert state(page, "factors.F") is None
-    assert state(page, "theme") is None
 
 
 def test_the_keyboard_reaches_everything(open_page):
@@ -295,33 +278,6 @@ def test_dark_and_light(open_page):
     page.click("#theme")
     draw(page)
     assert pixel(page, *where) == [255, 255, 255]
-
-
-def damaged(change):
-    text = write_page([panel_of()])
-    return change(text)
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda text: text[: text.index('"codes"') + 300], "JSON"),
-        (lambda text: text[: text.index('<script type="application/json"')], "before its data"),
-        (lambda text: text.replace('"panels": [', '"panels": [], "x": ['), "names no schedule"),
-        (lambda text: text.replace('"codes": "', '"codes": "%%'), "InvalidCharacter"),
-        (lambda text: text.replace('"lengths": [24', '"lengths": [23'), "ops"),
-        (lambda text: text.replace('"costs": {', '"other": {'), "undefined"),
-    ],
-)
-def test_a_damaged_page_says_so(open_file, tmp_path, change, reason):
-    path = tmp_path / "damaged.html"
-    path.write_text(damaged(change), encoding="utf-8")
-    page = open_file(path)
-    message = page.inner_text("#message")
-    assert page.is_visible("#message")
-    assert message.startswith("This page cannot show its data: ")
-    assert page.is_hidden("#content")
-    page.noted_errors.clear()
 
 
 def test_a_large_schedule_is_aggregated_and_pans(open_page):

@@ -16,6 +16,8 @@ from zerobubble.view.facts import Facts
 from zerobubble.view.numbers import summarize
 from zerobubble.view.text import draw
 
+_LONGEST_NAME = 60
+
 
 def row(timeline: Timeline) -> dict[str, Any]:
     """Collect the numbers of a timeline under the keys that ``--json`` prints."""
@@ -34,6 +36,11 @@ def row(timeline: Timeline) -> dict[str, Any]:
     }
 
 
+def shortened(name: str) -> str:
+    """Cut a name that is longer than a line has room for."""
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+
+
 def print_json(value: dict[str, Any]) -> None:
     """Print one JSON object."""
     print(json.dumps(value, indent=2))
@@ -48,8 +55,8 @@ def print_timeline(timeline: Timeline, limits: Sequence[float] | None = None) ->
     """Print the picture of a timeline, its numbers, and where its time goes."""
     schedule = timeline.schedule
     print(
-        f"{schedule.name}: {schedule.num_ranks} ranks, {schedule.num_microbatches} microbatches, "
-        f"placement {schedule.placement}"
+        f"{shortened(schedule.name)}: {schedule.num_ranks} ranks, "
+        f"{schedule.num_microbatches} microbatches, placement {schedule.placement}"
     )
     print(draw(timeline, terminal_width(), is_colored()))
     print(_wrapped(summarize(timeline), terminal_width()))

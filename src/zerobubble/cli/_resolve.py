@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from zerobubble.cli._measured import refuse_run
 from zerobubble.costs import Costs
 from zerobubble.errors import UsageError
 from zerobubble.formats.json import load
@@ -33,6 +34,7 @@ def resolve(
         with blame(match["path"]):
             found = load_recipe(match["path"], name)
             return _build(found, parameters, ranks, microbatches, costs)
+    refuse_run(spec)
     if spec.partition(":")[0] not in REGISTRY and _looks_like_a_file(spec):
         if spec.endswith(".py"):
             raise UsageError(f"{spec} is a Python file: add the function, {spec}:my_schedule")

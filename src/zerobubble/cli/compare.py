@@ -14,7 +14,7 @@ from zerobubble.cli._arguments import (
     Specs,
 )
 from zerobubble.cli._parse import parse
-from zerobubble.cli._report import print_json, row
+from zerobubble.cli._report import print_json, row, shortened
 from zerobubble.cli._resolve import read_memory, resolve
 from zerobubble.errors import ScheduleError
 from zerobubble.schedules import REGISTRY
@@ -69,7 +69,7 @@ def _row(spec: str, asked: Compare) -> dict[str, Any]:
 
 def _cells(values: dict[str, Any]) -> list[str]:
     return [
-        values["schedule"],
+        shortened(values["schedule"]),
         f"{values['span']:.6g}",
         f"{values['bubble']:.2%}",
         f"{values['makespan']:.6g}",

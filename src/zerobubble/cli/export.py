@@ -10,6 +10,7 @@ from zerobubble.cli._arguments import UNIT_COSTS, CostsFlag, Microbatches, Ranks
 from zerobubble.cli._measured import choose_step, find_run
 from zerobubble.cli._parse import parse
 from zerobubble.cli._resolve import resolve
+from zerobubble.cli._writing import CSV, PICTURE, TRACE, Target, require_places
 from zerobubble.errors import UsageError
 from zerobubble.formats import chrome, torch_csv
 from zerobubble.formats.reading import write_text
@@ -52,8 +53,13 @@ class Export:
 def run(argv: Sequence[str]) -> int:
     """Write every file that is asked for."""
     asked = parse(Export, argv, command="export")
-    if not (asked.trace or asked.csv or asked.svg):
+    if (asked.trace, asked.csv, asked.svg) == (None, None, None):
         raise UsageError("there is nothing to write: give --trace FILE, --csv FILE or --svg FILE")
+    require_places(
+        Target("--trace", asked.trace, TRACE),
+        Target("--csv", asked.csv, CSV),
+        Target("--svg", asked.svg, PICTURE),
+    )
     shown = _find(asked)
     is_measured = isinstance(shown, MeasuredStep)
     timeline = shown.timeline if isinstance(shown, MeasuredStep) else shown

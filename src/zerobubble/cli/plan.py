@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Union
 
 from tyro.conf import arg
 
@@ -12,8 +12,8 @@ from zerobubble.cli._counts import read_count, read_counts
 from zerobubble.cli._parse import parse
 from zerobubble.cli._profile_source import read_or_estimate
 from zerobubble.cli._report import print_json
+from zerobubble.cli._writing import PLAN, Target, require_places
 from zerobubble.errors import UsageError
-from zerobubble.formats.reading import require_writable
 from zerobubble.plan import make_plan
 from zerobubble.plan.file import save
 from zerobubble.view.plan import draw_plan, ranks_of_plan, row_of_plan
@@ -58,7 +58,10 @@ class PlanCommand:
     effort: EffortFlag = "quick"
     sequence: Annotated[str, arg(metavar="N", help="tokens in a sample")] = ""
     json: Json = False
-    out: Annotated[str, arg(metavar="FILE", help="write the plan as JSON")] = ""
+    out: Annotated[
+        Union[None, str],  # noqa: UP007, RUF036 (as in _arguments)
+        arg(metavar="FILE", help="write the plan as JSON"),
+    ] = None
 
 
 def run(argv: Sequence[str]) -> int:
@@ -73,8 +76,7 @@ def run(argv: Sequence[str]) -> int:
     sizes = read_counts("--microbatch-size", words) if words else None
     sequence = read_count("--sequence", asked.sequence) if asked.sequence else None
     memory = read_bytes(asked.memory, asked.ranks) if asked.memory else None
-    if asked.out:
-        require_writable(asked.out)
+    require_places(Target("--out", asked.out, PLAN))
     model = (asked.model, asked.config, asked.device_spec)
     profile = read_or_estimate(asked.profile, *model, sizes, sequence, asked.validate)
     plan = make_plan(
@@ -88,7 +90,7 @@ def run(argv: Sequence[str]) -> int:
         asked.effort,
         asked.schedule or None,
     )
-    if asked.out:
+    if asked.out is not None:
         save(plan, asked.out)
     ranks = ranks_of_plan(plan, profile)
     if asked.json:

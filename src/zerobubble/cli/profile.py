@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Union
 
 import tyro
 from tyro.conf import arg
@@ -13,8 +13,8 @@ from zerobubble.cli._arguments import Json, Ranks
 from zerobubble.cli._counts import read_counts
 from zerobubble.cli._parse import parse
 from zerobubble.cli._report import print_json
+from zerobubble.cli._writing import PROFILE, Target, require_places
 from zerobubble.errors import UsageError
-from zerobubble.formats.reading import require_writable
 from zerobubble.profile import Profile
 from zerobubble.profile.file import dumps, loads, save
 from zerobubble.train.config import Device, ModelConfig, Precision, Validate
@@ -44,7 +44,10 @@ class ProfileCommand:
     validate: Annotated[Validate, arg(help="how the optimizer steps")] = "post"
     threads: Annotated[int, arg(help="CPU threads of each rank; 0 shares the cores")] = 0
     seconds: Annotated[float, arg(help="how long each kind of layer is measured")] = 2.0
-    out: Annotated[str, arg(metavar="FILE", help="write the profile as JSON")] = ""
+    out: Annotated[
+        Union[None, str],  # noqa: UP007, RUF036 (as in _arguments)
+        arg(metavar="FILE", help="write the profile as JSON"),
+    ] = None
     json: Json = False
     config: Annotated[
         str, arg(metavar="FILE", help="JSON file with the configuration of --model hf:TYPE")
@@ -76,15 +79,14 @@ def run(argv: Sequence[str]) -> int:
     """Estimate in this process, or measure in one process for each rank."""
     asked = parse(ProfileCommand, argv, command="profile", config=(tyro.conf.OmitArgPrefixes,))
     sizes = asked.sizes
-    if asked.out:
-        require_writable(asked.out)
+    require_places(Target("--out", asked.out, PROFILE))
     if asked.device_spec:
         found = _estimate(asked, sizes)
     else:
         found = _measure(asked)
         for warning in doubts(found):
             print(f"warning: {warning}", file=sys.stderr)
-    if asked.out:
+    if asked.out is not None:
         save(found, asked.out)
     if asked.json:
         print_json(json.loads(dumps(found)))

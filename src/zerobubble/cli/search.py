@@ -27,8 +27,8 @@ from zerobubble.cli._resolve import (
     read_memory,
     require_counts,
 )
+from zerobubble.cli._writing import SCHEDULE, Target, require_places
 from zerobubble.formats.json import save
-from zerobubble.formats.reading import require_writable
 from zerobubble.search import SearchResult, lower_bound, search
 from zerobubble.search.placements import PLACEMENTS, CostsOrFunction
 
@@ -58,8 +58,7 @@ def run(argv: Sequence[str]) -> int:
     asked = parse(Search, argv, command="search")
     ranks, microbatches = require_counts("search", asked.ranks, asked.microbatches)
     limits = read_memory(asked.memory, ranks) or np.inf
-    if asked.out is not None:
-        require_writable(asked.out)
+    require_places(Target("--out", asked.out, SCHEDULE))
     if asked.placement:
         costs: CostsOrFunction = partial(read_costs, asked.costs)
     else:

@@ -19,6 +19,7 @@ from zerobubble.cli._page import save_page
 from zerobubble.cli._parse import parse
 from zerobubble.cli._report import facts_of, facts_row, print_json, print_timeline, row
 from zerobubble.cli._resolve import read_memory, resolve
+from zerobubble.cli._writing import PAGE, PICTURE, SCHEDULE, Target, require_places
 from zerobubble.formats.json import save
 from zerobubble.formats.reading import write_text
 from zerobubble.simulate import simulate
@@ -45,6 +46,11 @@ class Show:
 def run(argv: Sequence[str]) -> int:
     """Verify and simulate a schedule, print it, and write it to files if asked."""
     asked = parse(Show, argv, command="show")
+    require_places(
+        Target("--out", asked.out, SCHEDULE),
+        Target("--svg", asked.svg, PICTURE),
+        Target("--html", asked.html, PAGE),
+    )
     schedule, costs = resolve(asked.schedule, asked.ranks, asked.microbatches, asked.costs)
     limits = read_memory(asked.memory, schedule.num_ranks)
     verify(schedule, costs, limits)

@@ -2,7 +2,7 @@
 
 import webbrowser
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,8 +21,9 @@ from zerobubble.cli._arguments import (
 from zerobubble.cli._measured import choose_step, find_run
 from zerobubble.cli._page import save_page
 from zerobubble.cli._parse import parse
-from zerobubble.cli._report import facts_row, print_json, row
+from zerobubble.cli._report import facts_row, print_json, row, shortened
 from zerobubble.cli._resolve import must_agree, read_costs, read_memory, resolve
+from zerobubble.cli._writing import PAGE, Target, require_places
 from zerobubble.errors import UsageError
 from zerobubble.measured import MeasuredRun
 from zerobubble.verify import verify
@@ -51,17 +52,31 @@ def run(argv: Sequence[str]) -> int:
     files = asked.files or ()
     if not 1 <= len(files) <= MOST_PANELS:
         raise UsageError(f"view takes 1 to {MOST_PANELS} schedules or runs, not {len(files)}")
+    require_places(Target("--out", asked.out, PAGE))
     panels = [_panel(file, asked) for file in files]
     if asked.step is not None and not any(panel.measured for panel in panels):
         raise UsageError("none of these is a measured run: leave out --step")
+    panels = _on_one_axis(panels, files, asked)
     save_page(panels, asked.out)
     if asked.json:
         print_json({"page": asked.out, "runs": [each for p in panels for each in _rows(p)]})
     else:
-        print(f"{asked.out} shows {', '.join(panel.schedule.name for panel in panels)}")
+        print(f"{asked.out} shows {', '.join(shortened(panel.schedule.name) for panel in panels)}")
     if asked.open:
         webbrowser.open(Path(asked.out).resolve().as_uri())
     return 0
+
+
+def _on_one_axis(panels: Sequence[Panel], files: Sequence[str], asked: View) -> list[Panel]:
+    """Read the costs of schedules as ms beside a run; those that were not given are not ms."""
+    if not any(panel.measured for panel in panels):
+        return list(panels)
+    simulated = [file for file, panel in zip(files, panels, strict=True) if not panel.measured]
+    if simulated and not asked.costs:
+        raise UsageError(
+            f"a run is measured in ms, and {simulated[0]} has no times in ms: give --costs in ms"
+        )
+    return [replace(panel, unit="ms") for panel in panels]
 
 
 def _rows(panel: Panel) -> list[dict[str, Any]]:

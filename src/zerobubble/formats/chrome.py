@@ -3,7 +3,7 @@
 Each rank is a process with a track of its ops, one of what it sends, one of what it receives and a
 counter of its activation memory; arrows lead from send to receive. Where the host of a measured
 step issued its ops at other times than the device ran them, it has a track too. Times are
-microseconds from the first op; a simulated unit of time counts as a millisecond.
+microseconds from the first event; a simulated unit of time counts as a millisecond.
 
 A rank sends and receives several messages at once, but slices of one track must not overlap: a send
 lasts until its message has arrived or the next one is sent, a receive from when its message is sent
@@ -101,7 +101,8 @@ class _Trace:
     @cached_property
     def origin(self) -> float:
         shown = [*self.device, *self.host]
-        return min(float(start.min()) for start, _ in shown if len(start))
+        first = min(float(start.min()) for start, _ in shown if len(start))
+        return min([first, *(transfer.sent for transfer in self.transfers)])
 
     def us(self, time: float) -> float:
         return round((time - self.origin) * _US_PER_UNIT, _NUM_DIGITS)

@@ -18,7 +18,7 @@ had neither these nor ``number``, ``costs`` and ``transfers``; it is still read.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -170,7 +170,7 @@ def _step(values: Mapping[str, Any], schedule: Schedule, costs: Costs | None) ->
         for index, transfer in enumerate(transfers)
     )
     number = _count("number", values["number"])
-    return MeasuredStep(number, timeline, host_start, host_end, tuple(read))
+    return MeasuredStep(number, timeline, host_start, host_end, _without_doubles(read))
 
 
 def _times(key: str, value: Any, schedule: Schedule) -> tuple[Floats, ...]:
@@ -207,7 +207,18 @@ def _transfer(value: Any, schedule: Schedule) -> Transfer:
     if (sender, reader) != _ends(op, schedule):
         _fail(f"the output of {op} does not travel from rank {sender} to rank {reader}")
     sent, arrived = (_time(key, value[key]) for key in ("sent", "arrived"))
+    if arrived < sent:
+        _fail(f"the output of {op} arrived at {arrived}, before it was sent at {sent}")
     return Transfer(op, sender, reader, sent, arrived, _count("bytes", value["bytes"]))
+
+
+def _without_doubles(transfers: Iterable[Transfer]) -> tuple[Transfer, ...]:
+    found: dict[Op, Transfer] = {}
+    for index, transfer in enumerate(transfers):
+        if transfer.op in found:
+            _fail(f"transfers[{index}]: the output of {transfer.op} travels twice: delete one")
+        found[transfer.op] = transfer
+    return tuple(found.values())
 
 
 def _ends(op: Op, schedule: Schedule) -> tuple[int, int] | None:

@@ -1,5 +1,6 @@
 """When did every op and every send really happen? Recorded on each rank, gathered into one run."""
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -68,7 +69,7 @@ class Recorder:
         self.steps = steps
         self._clock: Clock = EventClock() if device.type == "cuda" else HostClock()
         self._mark = self._clock.mark
-        num_steps = steps if isinstance(steps, int) else len(steps)
+        num_steps = min(steps if isinstance(steps, int) else len(steps), sys.maxsize)
         self._noted: deque[_Noted] = deque(maxlen=num_steps)
         self._read: deque[RecordedStep] = deque(maxlen=num_steps)
         self._now: _Noted = _Noted(0)
@@ -190,8 +191,9 @@ def _transfers(timeline: Timeline, of_ranks: Sequence[RecordedStep]) -> Iterator
     for code, reading in zip(*crossings(schedule), strict=True):
         op, reader = schedule.op(code), holders[schedule.op(reading).stage]
         sender = holders[op.stage]
-        times = next(sent[sender], float(end[code])), float(start[reading])
-        yield Transfer(op, sender, reader, *times, next(num_bytes[sender]))
+        sent_at = next(sent[sender], float(end[code]))
+        arrived = max(sent_at, float(start[reading]))  # clocks agree but for half a round trip
+        yield Transfer(op, sender, reader, sent_at, arrived, next(num_bytes[sender]))
 
 
 def measured_costs(timelines: Sequence[Timeline], expected: Costs | None = None) -> Costs:

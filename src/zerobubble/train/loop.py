@@ -9,6 +9,7 @@ import torch
 
 from zerobubble.costs import Costs
 from zerobubble.ir import Schedule
+from zerobubble.measured import MeasuredRun
 from zerobubble.plan.data import Plan
 from zerobubble.runtime import Pipeline, PipelineOptimizer
 from zerobubble.runtime.layered import LayeredModel
@@ -113,6 +114,7 @@ def _run(
     """
     unwritten: dict[str, float] = {}
     costs = None if plan is None else plan.costs
+    chosen = config.report.chosen_steps
     evaluated = _evaluate(config, data, pipe)
     if report:
         report.evaluated(0, evaluated)
@@ -137,6 +139,8 @@ def _run(
             unwritten["eval_loss"] = _evaluate(config, data, pipe)
             if report:
                 report.evaluated(step + 1, unwritten["eval_loss"])
+        if chosen and step + 1 == chosen[-1]:  # a run that dies later keeps what was chosen
+            _write_measured(pipe.measured_run(costs), folder)
         if step + 1 == config.run.replan_after:
             found = _replan(config, pipe, plan)
             if report and folder and found:
@@ -147,9 +151,9 @@ def _run(
     _write(unwritten, optimizer, folder)
     measured = pipe.measured_run(costs)
     if report and folder and measured:
-        if config.report.chosen_steps is None:
+        if chosen is None:
             measured = measured.last(config.report.num_last_steps)
-        folder.write_measured(measured)
+        _write_measured(measured, folder)
         report.end(optimizer, [step.timeline for step in measured.steps])
 
 
@@ -172,6 +176,11 @@ def _write(
     if folder and metrics:
         outcome = {"grad_norm": optimizer.grad_norm, "skipped": optimizer.num_skipped}
         folder.add_metrics(metrics | outcome)
+
+
+def _write_measured(run: MeasuredRun | None, folder: RunFolder | None) -> None:
+    if folder and run:
+        folder.write_measured(run)
 
 
 def _evaluate(config: TrainConfig, data: TextData, pipe: Pipeline) -> float:

@@ -1,27 +1,12 @@
 """Where does the time of a timeline go? Waiting, slack, idle time and its causes, memory.
 
 All arrays run over the ops of all ranks, rank after rank (``Schedule.flat``), so that 100 000 ops
-take a fraction of a second. The page computes the same in ``page/facts.js``; the tests hold both
-to each other.
+take a fraction of a second. The page computes the same in ``page/model/facts.js``; the tests hold
+both to each other.
 
 An op can run when its rank is free (the op before has ended) and its input is there (the op that
 makes it has ended, and the transfer has arrived). What is later decides, and is what it waited for.
-
-Idle time between the first start and the last end of all ranks has exactly one of these causes:
-
-``warm-up``
-    the rank has not run an op yet.
-``drain``
-    the rank has run its last op.
-``waits for F of stage 2 on rank 1``
-    the next op's input is being computed there, or waits for its own turn there.
-``transfer``
-    that input is computed and on its way.
-``memory limit``
-    as ``waits for``, but the rank had a forward with its input there all along that would have
-    raised its memory above the limit, and no W that it could have run instead.
-``late start``
-    rank and input were ready, and the op did not start: only in measured timelines.
+The causes of idle time are in ``idle.py``.
 
 The arrival that a run records is the end of the reader's wait, so it counts only where the expected
 transfer would not have been over before the rank was free.
@@ -40,22 +25,9 @@ from zerobubble.graph import places, producers, run_order
 from zerobubble.ir import Codes, Kind, Op
 from zerobubble.jit import hot
 from zerobubble.simulate import Timeline
+from zerobubble.view.idle import CAUSES, Idle, find_idle, held_by_memory
 
 NOTHING, INPUT, ORDER = range(3)
-CAUSES = ("warm-up", "drain", "transfer", "memory limit", "late start")
-_WARM_UP, _DRAIN, _TRANSFER, _MEMORY, _LATE = range(5)
-
-
-class Idle(NamedTuple):
-    """Idle intervals of all ranks in time order, rank after rank; ``cause`` is for ``Facts.name``.
-
-    A cause from 5 on waits for kind and stage ``divmod(cause - 5, num_stages)``.
-    """
-
-    rank: Codes
-    start: Floats
-    end: Floats
-    cause: Codes
 
 
 class Split(NamedTuple):
@@ -244,42 +216,12 @@ class Facts:
     @cached_property
     def is_held_by_memory(self) -> NDArray[np.bool_]:
         """Whether a forward could have run before an op but for the memory limit, and no W."""
-        if self.limits is None:
-            return np.zeros(len(self.codes), dtype=bool)
-        kinds, stages, _ = self.timeline.schedule.fields(self.codes)
-        forward = _next_true(kinds == Kind.F, self.offsets)
-        is_there = (forward >= 0) & (self.input_there[forward] <= self.free + self.tiny)
-        needed = self.memory_before + self.timeline.costs.activation[stages[forward]]
-        is_too_much = needed > self.limits[self.ranks] * (1 + 1e-9)
-        changes = (kinds == Kind.B).astype(np.int64) - (kinds == Kind.W)
-        parts = np.split(changes, self.offsets[1:-1])
-        waiting = np.concatenate([np.cumsum(part) for part in parts]) - changes
-        held: NDArray[np.bool_] = is_there & is_too_much & (waiting == 0)
-        return held
+        return held_by_memory(self)
 
     @cached_property
     def idle(self) -> Idle:
         """The idle intervals of all ranks with their causes."""
-        stages = self.timeline.schedule.num_stages
-        need_kinds, need_stages, _ = self.timeline.schedule.fields(self.codes[self.needs])
-        waits = len(CAUSES) + need_kinds * stages + need_stages
-        waits = np.where(self.is_held_by_memory, _MEMORY, waits)
-        made = np.clip(self.made, self.free, np.maximum(self.start, self.free))
-        there = np.clip(self.input_there, made, np.maximum(self.start, made))
-        warm_up = self.is_first
-        ends = self.offsets[1:][np.diff(self.offsets) > 0] - 1
-        places = np.arange(len(self.codes))
-        parts = (
-            (places, self.free, np.where(warm_up, self.start, made), waits),
-            (places, made, np.where(warm_up, made, there), np.full_like(waits, _TRANSFER)),
-            (places, there, np.where(warm_up, there, self.start), np.full_like(waits, _LATE)),
-            (ends, self.end[ends], np.full(len(ends), self.finish), np.full_like(ends, _DRAIN)),
-        )
-        place, start, end, cause = map(np.concatenate, zip(*parts, strict=True))
-        cause[: len(places)][warm_up] = _WARM_UP
-        order = np.lexsort((start, self.ranks[place]))
-        order = order[(end - start > self.tiny)[order]]
-        return Idle(self.ranks[place][order], start[order], end[order], cause[order])
+        return find_idle(self)
 
     def name(self, cause: int) -> str:
         """Write a cause of ``idle`` in words."""
@@ -362,15 +304,6 @@ def _latest_ends(
             latest[index - 1] = min(latest[index - 1], begin)
         if needs[index] >= 0:
             latest[needs[index]] = min(latest[needs[index]], begin - travel[index])
-
-
-def _next_true(flags: NDArray[np.bool_], offsets: Codes) -> Codes:
-    """For each place the next place at or after it, in the same part, whose flag is set, or -1."""
-    size = len(flags)
-    places = np.where(flags, np.arange(size), size)
-    following = np.minimum.accumulate(places[::-1])[::-1]
-    ends = np.repeat(offsets[1:], np.diff(offsets))
-    return np.where(following < ends, following, -1)
 
 
 def _longest_first(pair: tuple[float, int]) -> tuple[float, int]:

@@ -5,6 +5,7 @@ simulated times are not in it, measured ones are, as arrays in base64.
 """
 
 import json
+import re
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,10 +25,15 @@ MOST_PANELS = 4
 # Stands at the top of every page; files without it are not replaced by one.
 MARK = '<meta name="generator" content="zerobubble view">'
 
+# In one pass: what is put in may look like a placeholder.
+_PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
+_LONGEST_TITLE = 200
+
 _PAGE = Path(__file__).parent / "page"
 # A script may use what stands before it.
 _SCRIPTS = (
     "numbers",
+    "model/check",
     "model/schedule",
     "model/simulate",
     "model/facts",
@@ -95,7 +101,8 @@ def write_page(panels: Sequence[Panel]) -> str:
     True
     """
     data = {"version": 1, "panels": [panel_data(panel) for panel in panels]}
-    title = ", ".join(panel.schedule.name for panel in panels)
+    names = ", ".join(panel.schedule.name for panel in panels)
+    title = names if len(names) <= _LONGEST_TITLE else f"{names[: _LONGEST_TITLE - 1]}…"
     parts = {
         "title": escape(f"{title} - zerobubble"),
         "css": (_PAGE / "page.css").read_text(encoding="utf-8"),
@@ -103,10 +110,7 @@ def write_page(panels: Sequence[Panel]) -> str:
         "data": script_safe(json.dumps(data)),
     }
     text = (_PAGE / "page.html").read_text(encoding="utf-8")
-    for name, part in parts.items():
-        before, _, after = text.partition("{{" + name + "}}")
-        text = before + part + after
-    return text
+    return _PLACEHOLDER.sub(lambda match: parts[match[1]], text)
 
 
 def script_safe(text: str) -> str:
@@ -154,11 +158,11 @@ def _measured(measured: Measured) -> dict[str, Any]:
     }
 
 
-def _finite(limits: Sequence[float] | None) -> list[float] | None:
+def _finite(limits: Sequence[float] | None) -> list[float | None] | None:
     """A limit of infinity is none, and JSON has no word for it."""
-    if limits is None or not np.isfinite(limits).all():
+    if limits is None:
         return None
-    return [float(limit) for limit in limits]
+    return [float(limit) if np.isfinite(limit) else None for limit in limits]
 
 
 def _encode(values: ArrayLike, kind: DTypeLike) -> str:

@@ -2,6 +2,7 @@
 
 function fail(error) {
   const message = element("message");
+  message.setAttribute("role", "alert");
   const reason = error?.message ?? String(error);
   const fix = 'Write it again with "zerobubble view".';
   message.textContent = `This page cannot show its data: ${reason}. ${fix}`;
@@ -9,10 +10,20 @@ function fail(error) {
   element("content").hidden = true;
 }
 
+function parseData(text) {
+  try {
+    return Object(JSON.parse(text));
+  } catch {
+    throw new Error("they are no JSON");
+  }
+}
+
 function readData() {
   const holder = element("data");
   if (!holder) throw new Error("the file ends before its data");
-  const data = JSON.parse(holder.textContent);
+  const data = parseData(holder.textContent);
+  const problem = `its version is ${data.version}, and this page reads version 1`;
+  require(data.version === 1, problem);
   if (!Array.isArray(data.panels) || !data.panels.length) throw new Error("it names no schedule");
   return data;
 }
@@ -30,6 +41,7 @@ function start() {
   viewer.onChange(["hovered", "window", "factors"], () => showTip(viewer));
   element("all").addEventListener("toggle", () => showAll(viewer));
   addEventListener("hashchange", () => viewer.restore());
+  element("message").hidden = true;
   element("content").hidden = false;
   showRuns();
   showSelection(viewer);

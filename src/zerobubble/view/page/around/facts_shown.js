@@ -2,7 +2,7 @@
 // lost most, and all ops as a table. All text is set as text, never as markup.
 
 const MOST_OPS_IN_TABLE = 2000;
-const MOST_CAUSES = 7;
+const MOST_CAUSES = 12;
 const MOST_LOST = 10;
 
 function make(tag, text = "", attributes = {}, ...children) {
@@ -13,15 +13,21 @@ function make(tag, text = "", attributes = {}, ...children) {
   return node;
 }
 
+// A name of any length, cut to two lines; pointing at it tells all of it.
+function nameOf(tag, text) {
+  return make(tag, text, { class: "name", ...(text.length > 60 ? { title: text } : {}) });
+}
+
 function makeTable(caption, header, rows) {
-  const heads = header.map((text) => make("th", text, { scope: "col" }));
+  const heads = header.map((text) => make("th", "", { scope: "col" }, nameOf("span", text)));
   const lines = rows.map((cells) => {
     const [name, ...rest] = cells.map(String);
     const datums = rest.map((text) => make("td", text));
-    return make("tr", "", {}, make("th", name, { scope: "row" }), ...datums);
+    return make("tr", "", {}, make("th", "", { scope: "row" }, nameOf("span", name)), ...datums);
   });
   const head = make("thead", "", {}, make("tr", "", {}, ...heads));
-  return make("table", "", {}, make("caption", caption), head, make("tbody", "", {}, ...lines));
+  const title = make("caption", "", {}, nameOf("span", caption));
+  return make("table", "", {}, title, head, make("tbody", "", {}, ...lines));
 }
 
 function allRuns(viewer) {
@@ -35,8 +41,16 @@ function showSummary(viewer) {
     const { span, makespan, bubble, bubble_makespan: other, peak_memory: peak } = run.summary;
     return [name, general(span), percent(bubble), general(makespan), percent(other), general(peak)];
   });
-  const header = ["schedule", "span", "bubble", "makespan", "bubble_makespan", "peak_memory"];
-  element("summary").replaceChildren(makeTable("Summary", header, rows));
+  const header = ["schedule", "span", "bubble", "makespan", "bubble of makespan", "peak memory"];
+  const notes = viewer.panels.filter((panel) => panel.measured).map(noteOfMeasured);
+  element("summary").replaceChildren(makeTable("Summary", header, rows), ...notes);
+}
+
+function noteOfMeasured({ title, measured }) {
+  const what = `${title}, measured: of step ${measured.number} alone.`;
+  const bubble = "Its bubble is what the busiest rank leaves idle of the longest span";
+  const span = "a span is from a rank's first op to its last, without the time between steps";
+  return make("p", "", { class: "quiet" }, nameOf("span", what), `${bubble}; ${span}.`);
 }
 
 function descriptionList(pairs) {
@@ -80,24 +94,31 @@ function showCritical(viewer) {
     });
     const unit = panel.unit ? `, in ${panel.unit}` : "";
     const text = `${path.length} ops${unit}: ${texts.join(", ")}`;
-    return [make("h3", name), bar, make("p", text, { class: "split" })];
+    return [nameOf("h3", name), bar, make("p", text, { class: "split" })];
   });
   element("critical").replaceChildren(...parts);
 }
 
-// Idle time of all ranks together by cause; the stages waited for are told apart in the table.
+// Idle time of all ranks together by cause, and its share of the time of all ranks: a column for
+// each run. The stages waited for are told apart.
 function showIdle(viewer) {
-  const parts = allRuns(viewer).flatMap(({ panel, run, name }) => {
+  const runs = allRuns(viewer);
+  const shares = runs.map(({ panel, run }) => {
     const total = lengthOf(run) * panel.schedule.numRanks || 1;
-    const share = (time) => percent(time / total, 1);
     const sums = idleOfAllRanks(run.facts);
-    const rows = sums.map(([cause, time]) => [cause, general(time), share(time)]);
-    const more = rows.splice(MOST_CAUSES);
-    if (more.length) rows.push([`and ${more.length} more`, "", ""]);
-    if (!rows.length) return [make("h3", name), make("p", "No rank is ever idle.")];
-    return [makeTable(name, ["cause", "time", "of all ranks"], rows)];
+    return new Map(sums.map(([cause, time]) => [cause, { time, share: time / total }]));
   });
-  element("idle").replaceChildren(...parts);
+  const largest = (cause) => Math.max(...shares.map((each) => each.get(cause)?.share ?? 0));
+  const causes = [...new Set(shares.flatMap((each) => [...each.keys()]))];
+  causes.sort((a, b) => largest(b) - largest(a));
+  const cell = (found) => (found ? `${general(found.time)} (${percent(found.share, 1)})` : "");
+  const rows = causes.map((cause) => [cause, ...shares.map((each) => cell(each.get(cause)))]);
+  const more = rows.splice(MOST_CAUSES);
+  if (more.length) rows.push([`and ${more.length} more`, ...runs.map(() => "")]);
+  const header = ["cause", ...runs.map(({ name }) => name)];
+  const caption = "Time, and its share of the time of all ranks";
+  const table = makeTable(caption, header, rows);
+  element("idle").replaceChildren(rows.length ? table : make("p", "No rank is ever idle."));
 }
 
 function idleOfAllRanks(facts) {
@@ -119,8 +140,10 @@ function showLost(viewer) {
       const times = [took(panel.planned), took(panel.measured)];
       return [...name, ...times, general(facts.late[op]), general(lost)];
     });
+    const name = `${panel.title}${panel.note ? ` (${panel.note})` : ""}`;
     const header = ["op", "rank", "planned", "measured", "late", "lost"];
-    return makeTable(`${panel.title}${panel.note ? ` (${panel.note})` : ""}`, header, rows);
+    if (!rows.length) return make("div", "", {}, nameOf("h3", name), make("p", "No op lost time."));
+    return makeTable(name, header, rows);
   });
   element("lost").replaceChildren(...tables);
 }

@@ -83,6 +83,7 @@ function pressKey(viewer, { key, shiftKey }) {
     ArrowRight: () => viewer.pan((to - from) / 10),
     ArrowUp: () => goDown(-1),
     ArrowDown: () => goDown(1),
+    p: () => selected && choose(viewer, onOtherRun(viewer, selected)),
   };
   if (key === "Tab") return tab(viewer, shiftKey ? -1 : 1);
   if (key === "Escape") viewer.hasLeft = true;
@@ -90,8 +91,8 @@ function pressKey(viewer, { key, shiftKey }) {
   return key in actions;
 }
 
-// Go to the next op in the order of its rank. The browser takes Tab after the last op, and after
-// Escape, so that nobody is caught in the picture.
+// Go to the next op in the order of its rank, after the last one to the next schedule. The browser
+// takes Tab after all of them, and after Escape, so that nobody is caught in the picture.
 function tab(viewer, step) {
   const { selected } = viewer.state;
   const isLeaving = viewer.hasLeft;
@@ -99,7 +100,12 @@ function tab(viewer, step) {
   if (isLeaving || (!selected && step < 0)) return false;
   if (!selected) return choose(viewer, { panel: 0, run: viewer.panels[0].runs.length - 1, op: 0 });
   const op = selected.op + step;
-  return op in viewer.panels[selected.panel].schedule.codes && choose(viewer, { ...selected, op });
+  if (op in viewer.panels[selected.panel].schedule.codes)
+    return choose(viewer, { ...selected, op });
+  const panel = selected.panel + step;
+  if (!viewer.panels[panel]) return false;
+  const { runs, schedule } = viewer.panels[panel];
+  return choose(viewer, { panel, run: runs.length - 1, op: step > 0 ? 0 : schedule.numOps - 1 });
 }
 
 function choose(viewer, place) {
@@ -112,13 +118,28 @@ function scrollRows(viewer, pixels) {
   viewer.scroller.scrollTop += pixels;
 }
 
-// The op that runs on a neighbouring rank when the selected one starts, or the next one there.
+// The same op in the plan and in what was measured.
+function onOtherRun(viewer, place) {
+  return { ...place, run: (place.run + 1) % viewer.panels[place.panel].runs.length };
+}
+
+// The op that runs in a neighbouring row when the selected one starts, or the next one there. The
+// rows of all schedules follow each other; those without ops are left out.
 function onOtherRank(viewer, place, step) {
-  const { schedule, runs } = viewer.panels[place.panel];
-  const { offsets, ranks } = schedule;
-  const { start, end } = runs[place.run].timeline;
-  const rank = Math.min(Math.max(ranks[place.op] + step, 0), schedule.numRanks - 1);
-  if (rank === ranks[place.op]) return place;
-  const op = search(end, offsets[rank], offsets[rank + 1], start[place.op]);
-  return { ...place, op: Math.min(op, offsets[rank + 1] - 1) };
+  const { panels } = viewer;
+  const { rows } = viewer.layout();
+  const { schedule, runs } = panels[place.panel];
+  const time = runs[place.run].timeline.start[place.op] - runs[place.run].facts.origin;
+  const rank = schedule.ranks[place.op];
+  let number = rows.findIndex((row) => row.panel === place.panel && row.rank === rank);
+  for (number += step; rows[number]; number += step) {
+    const { panel, rank: other } = rows[number];
+    const { offsets } = panels[panel].schedule;
+    const run = panel === place.panel ? place.run : panels[panel].runs.length - 1;
+    const [first, end] = [offsets[other], offsets[other + 1]];
+    const { timeline, facts } = panels[panel].runs[run];
+    const op = Math.min(search(timeline.end, first, end, time + facts.origin), end - 1);
+    if (first < end) return { panel, run, op };
+  }
+  return place;
 }

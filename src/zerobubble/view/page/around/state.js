@@ -26,21 +26,28 @@ function shortNumber(value) {
   return String(Number(value.toPrecision(10)));
 }
 
+// So many numbers with commas between them, or none at all.
+function readNumbers(text, count) {
+  const parts = (text ?? "").split(",");
+  const areNumbers = parts.every((part) => /^[+-]?\d+(\.\d*)?(e[+-]?\d+)?$/i.test(part));
+  return areNumbers && parts.length === count ? parts.map(Number) : [];
+}
+
 // Whatever is wrong in a hash is left out, so that no link breaks the page.
 function readHash(hash, panels) {
   const words = new URLSearchParams(hash.replace(/^#/, ""));
   const state = initialState();
-  const numbers = (name) => (words.get(name) ?? "").split(",").map(Number);
-  const [from, to] = numbers("t");
-  if (words.has("t") && from < to && Number.isFinite(to - from)) state.window = { from, to };
-  const [panel, run, op] = numbers("op");
-  if (words.has("op") && panels[panel]?.runs[run] && op in panels[panel].schedule.codes)
+  const numbers = (name, count) => readNumbers(words.get(name), count);
+  const [from, to] = numbers("t", 2);
+  if (from < to && Number.isFinite(to - from)) state.window = { from, to };
+  const [panel, run, op] = numbers("op", 3);
+  if (panels[panel]?.runs[run] && op in panels[panel].schedule.codes)
     state.selected = { panel, run, op };
   for (const name of Object.keys(TOGGLES))
-    if (words.has(name)) state[name] = words.get(name) === "1";
+    if (["0", "1"].includes(words.get(name))) state[name] = words.get(name) === "1";
   for (const name of FACTORS) {
-    const factor = Number(words.get(name));
-    if (words.has(name) && factor >= 0 && factor <= 100) state.factors[name] = factor;
+    const [factor] = numbers(name, 1);
+    if (factor >= 0 && factor <= 100) state.factors[name] = factor;
   }
   if (["light", "dark"].includes(words.get("theme"))) state.theme = words.get("theme");
   return state;

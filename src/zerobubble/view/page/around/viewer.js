@@ -17,6 +17,8 @@ class Viewer {
 
   // Change some of the state; what depends on it is computed and drawn again.
   set(changes) {
+    // An idle interval under the pointer may be another one then, or none.
+    if ("factors" in changes) changes = { ...changes, hovered: null };
     Object.assign(this.state, changes);
     if ("factors" in changes) this.applyFactors();
     if ("theme" in changes) this.applyTheme();
@@ -105,7 +107,7 @@ class Viewer {
     const fixed = x === null ? (layout.from + layout.to) / 2 : timeAt(layout, x);
     const length = (layout.to - layout.from) / factor;
     const from = fixed - (fixed - layout.from) / factor;
-    if (length < layout.extent * 1e-7) return;
+    if (length < layout.extent * SHORTEST) return;
     this.show(from, from + length);
   }
 

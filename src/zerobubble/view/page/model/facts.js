@@ -86,7 +86,7 @@ function heldByMemory(facts) {
       const isThere = forward >= 0 && facts.inputThere[forward] <= facts.free[i] + facts.tiny;
       if (!isThere || waiting !== 0) continue;
       const needed = facts.memoryBefore[i] + costs.activation[schedule.stages[forward]];
-      held[i] = needed > limits[rank] * (1 + 1e-9) ? 1 : 0;
+      held[i] = needed > (limits[rank] ?? Infinity) * (1 + 1e-9) ? 1 : 0;
     }
   }
   return held;

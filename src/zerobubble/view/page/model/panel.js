@@ -1,9 +1,10 @@
 // What does one panel show? A schedule with its planned run and, if there is one, a measured run.
 
 function readPanel(data) {
+  checkPanel(data);
   const schedule = readSchedule(data);
   const costs = readCosts(data.costs);
-  const panel = { title: data.name, source: data.source, unit: data.unit, schedule, costs };
+  const panel = { title: data.name, unit: data.unit, schedule, costs };
   panel.limits = data.limits;
   panel.note = data.note;
   panel.neutral = neutralFactors(costs);
@@ -13,11 +14,11 @@ function readPanel(data) {
 }
 
 function readMeasured(panel, measured) {
-  const start = decodeArray(measured.start, Float64Array);
-  const end = decodeArray(measured.end, Float64Array);
-  const arrived = measured.arrived ? decodeArray(measured.arrived, Float64Array) : null;
-  if (start.length !== panel.schedule.numOps || end.length !== start.length)
-    throw new Error(`${panel.title}: ${start.length} measured ops of ${panel.schedule.numOps}`);
+  const { schedule } = panel;
+  const decode = (name) => decodeArray(measured[name], Float64Array, `measured.${name}`);
+  const [start, end] = [decode("start"), decode("end")];
+  const arrived = measured.arrived === null ? null : decode("arrived");
+  checkMeasured(schedule, start, end, arrived);
   return { number: measured.number, ...study(panel, panel.costs, { start, end, arrived }) };
 }
 
@@ -46,7 +47,8 @@ function describe(panel, run, i) {
   const { facts, timeline } = run;
   const time = (value) => general(value) + (unit ? ` ${unit}` : "");
   const [start, end] = [timeline.start[i] - facts.origin, timeline.end[i] - facts.origin];
-  const limit = facts.limits ? ` (limit ${general(facts.limits[schedule.ranks[i]])})` : "";
+  const most = facts.limits?.[schedule.ranks[i]] ?? null;
+  const limit = most === null ? "" : ` (limit ${general(most)})`;
   const [before, after] = [facts.memoryBefore[i], facts.memoryAfter[i]].map(general);
   const lines = [
     ["op", `${opName(schedule, i)}, microbatch ${schedule.microbatches[i]}`],

@@ -4,18 +4,24 @@
 const KINDS = ["F", "B", "W", "BW"];
 const [F, B, W, BW] = [0, 1, 2, 3];
 
-function decodeArray(text, Type) {
-  const characters = atob(text);
+function decodeArray(text, Type, name) {
+  let characters = "";
+  try {
+    characters = atob(text);
+  } catch {
+    throw new Error(`${name} is damaged`);
+  }
+  require(characters.length % Type.BYTES_PER_ELEMENT === 0, `${name} is cut`);
   const bytes = new Uint8Array(characters.length);
   for (let k = 0; k < bytes.length; k++) bytes[k] = characters.charCodeAt(k);
   return new Type(bytes.buffer);
 }
 
 function readSchedule(panel) {
-  const codes = decodeArray(panel.codes, Int32Array);
+  const codes = decodeArray(panel.codes, Int32Array, "codes");
   const offsets = [0];
   for (const length of panel.lengths) offsets.push(offsets.at(-1) + length);
-  if (offsets.at(-1) !== codes.length) throw new Error(`${codes.length} ops for ${offsets.at(-1)}`);
+  require(offsets.at(-1) === codes.length, `it has ${codes.length} ops, not ${offsets.at(-1)}`);
   const schedule = {
     name: panel.name,
     stageToRank: panel.placement,
@@ -29,6 +35,7 @@ function readSchedule(panel) {
   schedule.turnOfStage = panel.placement.map(
     (rank, stage) => panel.placement.slice(0, stage).filter((other) => other === rank).length,
   );
+  checkCodes(schedule);
   addFields(schedule);
   addNeeds(schedule);
   addRunOrder(schedule);
@@ -72,6 +79,8 @@ function addNeeds(schedule) {
   schedule.place = place;
   schedule.needs = new Int32Array(numOps);
   for (let i = 0; i < numOps; i++) schedule.needs[i] = need(kinds[i], stages[i], microbatches[i]);
+  const missing = schedule.needs.findIndex((need, i) => need < 0 && (kinds[i] !== F || stages[i] > 0));
+  require(missing < 0, `${missing < 0 || opName(schedule, missing)} needs an op that is missing`);
 }
 
 // Ranks run as far as they can; one that has to wait stands in the line of the op it waits for.

@@ -5,6 +5,8 @@ const LEFT = 92;
 const RIGHT = 12;
 const AXIS = 28;
 const TITLE = 34;
+// Of all the time, the part that is shown at least.
+const SHORTEST = 1e-7;
 
 // Up to so many ranks: the heights of ops, of memory, and of the gap below.
 const ROW_HEIGHTS = [
@@ -35,9 +37,16 @@ function layOut(panels, state, width) {
     y += 8;
   });
   const extent = Math.max(...panels.flatMap((panel) => panel.runs.map(lengthOf)), 1e-9);
-  const { from, to } = state.window ?? { from: 0, to: extent };
+  const { from, to } = windowWithin(state.window ?? { from: 0, to: extent }, extent);
   const scale = Math.max(width - LEFT - RIGHT, 50) / (to - from);
   return { rows, titles, height: y, width, extent, from, to, scale };
+}
+
+// The part of a window that lies within the data, which sliders make shorter, at the same zoom.
+function windowWithin({ from, to }, extent) {
+  const length = Math.min(Math.max(to - from, extent * SHORTEST), extent);
+  const begin = Math.min(Math.max(from, 0), extent - length);
+  return { from: begin, to: begin + length };
 }
 
 function lengthOf(run) {
@@ -63,10 +72,9 @@ function visibleOps(panel, run, rank, from, to) {
   const { offsets } = panel.schedule;
   const { facts, timeline } = panel.runs[run];
   const [first, end] = [offsets[rank], offsets[rank + 1]];
-  return [
-    search(timeline.end, first, end, facts.origin + from),
-    search(timeline.start, first, end, facts.origin + to),
-  ];
+  let low = search(timeline.end, first, end, facts.origin + from);
+  while (low > first && timeline.start[low - 1] >= facts.origin + from) low--;  // takes no time
+  return [low, search(timeline.start, first, end, facts.origin + to)];
 }
 
 // First index in [low, high) whose value is above the bound; the values rise.
@@ -86,12 +94,27 @@ function placeAt(panels, layout, x, y) {
   const panel = panels[row.panel];
   const run = Math.floor(((y - row.y) / row.ops) * panel.runs.length);
   const time = timeAt(layout, x);
+  const tick = tickAt(panel, run, row.rank, time, 2 / layout.scale);
+  if (tick !== null) return { panel: row.panel, run, op: tick };
   const [op] = visibleOps(panel, run, row.rank, time, time);
   const { facts, timeline } = panel.runs[run];
   const hasBegun = timeline.start[op] - facts.origin <= time;
   if (hasBegun && op < panel.schedule.offsets[row.rank + 1]) return { panel: row.panel, run, op };
   const [interval] = visibleIdle(facts, row.rank, { from: time, to: time });
   return interval === undefined ? null : { panel: row.panel, run, interval, rank: row.rank };
+}
+
+// The op nearest to a time that takes none itself, and is drawn as a tick.
+function tickAt(panel, run, rank, time, reach) {
+  const { facts, timeline } = panel.runs[run];
+  const [first, end] = visibleOps(panel, run, rank, time - reach, time + reach);
+  const distance = (i) => Math.abs(timeline.start[i] - facts.origin - time);
+  let nearest = null;
+  for (let i = first; i < end; i++) {
+    if (timeline.end[i] - timeline.start[i] > facts.tiny) continue;
+    if (nearest === null || distance(i) < distance(nearest)) nearest = i;
+  }
+  return nearest;
 }
 
 // The middle of an op or idle interval on the canvas, unscrolled.

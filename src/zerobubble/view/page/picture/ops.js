@@ -1,4 +1,4 @@
-// How are the ops of a rank drawn? Each as a box with its letter; where boxes would be too narrow,
+// How are the ops of a rank drawn? Each as a box with its letter, a tick if it takes no time; where boxes would be too narrow,
 // each column of pixels shows which shares of its time F, B and W take.
 
 const NARROWEST_BOX = 4;
@@ -14,7 +14,19 @@ function drawOps(scene, row, run) {
   const right = Math.min(xOf(layout, timeline.end[end - 1] - facts.origin), layout.width - RIGHT);
   const isDense = (right - left) / (end - first) < NARROWEST_BOX;
   if (isDense) drawDensity(scene, panel, run, lane, first, end);
-  else for (let i = first; i < end; i++) drawBox(scene, panel, run, lane, i);
+  else drawBoxes(scene, panel, run, lane, first, end);
+}
+
+// Those that take no time last, so that the next op does not cover them.
+function drawBoxes(scene, panel, run, lane, first, end) {
+  const { facts, timeline } = panel.runs[run];
+  const isTick = (i) => timeline.end[i] - timeline.start[i] <= facts.tiny;
+  const ticks = [];
+  for (let i = first; i < end; i++) {
+    if (isTick(i)) ticks.push(i);
+    else drawBox(scene, panel, run, lane, i);
+  }
+  for (const i of ticks) drawBox(scene, panel, run, lane, i);
 }
 
 function boxOf(scene, panel, run, lane, i) {
@@ -22,7 +34,7 @@ function boxOf(scene, panel, run, lane, i) {
   const { facts, timeline } = panel.runs[run];
   const x = Math.max(xOf(layout, timeline.start[i] - facts.origin), LEFT);
   const right = Math.min(xOf(layout, timeline.end[i] - facts.origin), layout.width - RIGHT);
-  return { x, y: lane.y - scene.scroll, width: Math.max(right - x, 0), height: lane.height };
+  return { x, y: lane.y - scene.scroll, width: right < x ? 0 : Math.max(right - x, 1), height: lane.height };
 }
 
 function drawBox(scene, panel, run, lane, i) {
