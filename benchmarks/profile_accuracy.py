@@ -1,30 +1,31 @@
 """How well does a plan foresee a step, and is its partition worth it? A GPT with a heavy head.
 
 ``python -m benchmarks.profile_accuracy`` profiles the layers on the ranks of this machine, plans,
-and trains the plan and the equal split (with the schedule that a search finds for it) by turns. It
-prints forecast over measurement for the step, each kind of op and the peak of activations. Run it
-with little else running.
+and trains the plan and the equal split (with the schedule that a search finds for it). It does so
+by turns, with a new profile in each, since the speed of a shared machine changes within a minute,
+and prints the medians of forecast over measurement for the step and the ops, and of plan over equal
+split. Run it with little else running.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections import defaultdict
 from dataclasses import dataclass, field
 from time import perf_counter
 
 import numpy as np
 import torch
 
+from benchmarks.timing import spread
 from zerobubble.ir import Schedule, linear
 from zerobubble.plan import make_plan
-from zerobubble.plan.data import Forecast
 from zerobubble.plan.forecast import costs_of, forecast
 from zerobubble.profile import Profile, stage_costs
 from zerobubble.profiling import measure
 from zerobubble.runtime import Pipeline, PipelineOptimizer
+from zerobubble.runtime.layered import LayeredModel
 from zerobubble.runtime.partition import split_layers
 from zerobubble.runtime.trace import measured_costs
 from zerobubble.search import search
-from zerobubble.simulate import Timeline
 from zerobubble.train.config import ModelConfig
 from zerobubble.train.launch import end_with_launcher, launch
 from zerobubble.train.model import reference_model
@@ -34,17 +35,15 @@ _NUM_WARM_UP = 2
 
 @dataclass
 class Contender:
-    """A partition with its schedule, what was forecast and what was measured."""
+    """A partition with its schedule, and by turns forecast over measurement."""
 
     name: str
     layers_per_stage: tuple[int, ...]
     schedule: Schedule
-    forecast: Forecast
-    pipe: Pipeline | None = None
-    optimizer: PipelineOptimizer | None = None
+    pipe: Pipeline
+    optimizer: PipelineOptimizer
     steps_ms: list[float] = field(default_factory=list)
-    timelines: list[Timeline] = field(default_factory=list)
-    peak_bytes: list[int] = field(default_factory=list)
+    ratios: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
 
 def main() -> None:
@@ -62,8 +61,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--dim", type=int, default=256)
     parser.add_argument("--vocabulary", type=int, default=32768)
-    parser.add_argument("--steps", type=int, default=4, help="in a window")
-    parser.add_argument("--windows", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=4, help="in a turn")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=0.7, help="to measure a kind of layer")
     parser.add_argument("--validate", default="post")
     return parser.parse_args()
 
@@ -75,53 +75,99 @@ def _on_a_rank(options: argparse.Namespace) -> None:
         layers=options.layers, dim=options.dim, heads=8, vocabulary=options.vocabulary
     )
     model, size = reference_model(config), options.microbatch_size
-    began = perf_counter()
-    profile = measure(
-        model, num_ranks=options.ranks, microbatch_sizes=[size], validate=options.validate
-    )
-    seconds = perf_counter() - began
-    contenders = [_planned(profile, options), _even(profile, options)]
+    profile = _profile(model, options)
+    contenders = [_planned(model, profile, options), _even(model, profile, options)]
     batch = model.sample_batch(size * options.microbatches)
-    for each in contenders:
-        each.pipe = Pipeline(
-            model,
-            each.schedule,
-            layers_per_stage=each.layers_per_stage,
-            num_recorded_steps=options.steps,
-        )
-        each.optimizer = each.pipe.optimizer(
-            torch.optim.AdamW, max_grad_norm=1e9, validate=options.validate
-        )
-        _step(each, batch, _NUM_WARM_UP)
-    for _ in range(options.windows):
+    for turn in range(options.turns):
+        if turn:
+            profile = _profile(model, options)
         for each in contenders:
-            each.steps_ms += _step(each, batch, options.steps)[1:]
-            each.timelines += each.pipe.timelines()
+            _take_turn(each, profile, batch, options)
     for each in contenders:
-        each.peak_bytes = each.pipe.transport.gather_object(_peak_bytes(each, batch)) or []
+        _compare_peak(each, profile, batch, options)
     if contenders[0].pipe.rank == 0:
-        print(f"profiled in {seconds:.1f} s: overhead {profile.step_overhead_ms:.2f} ms a step")
         for each in contenders:
-            _print(each, profile, size)
-        steps = [float(np.median(each.steps_ms)) for each in contenders]
-        print(f"step of the plan over that of the equal split: {steps[0] / steps[1]:.3f}")
+            _print(each)
+        steps = (each.steps_ms for each in contenders)
+        shares = [plan / even for plan, even in zip(*steps, strict=True)]
+        print(f"\nstep of the plan over that of the equal split: {spread(shares).text(3)}")
 
 
-def _planned(profile: Profile, options: argparse.Namespace) -> Contender:
+def _profile(model: LayeredModel, options: argparse.Namespace) -> Profile:
+    return measure(
+        model,
+        num_ranks=options.ranks,
+        microbatch_sizes=[options.microbatch_size],
+        validate=options.validate,
+        seconds=options.seconds,
+    )
+
+
+def _planned(model: LayeredModel, profile: Profile, options: argparse.Namespace) -> Contender:
     batch_size = options.microbatches * options.microbatch_size
     plan = make_plan(profile, options.ranks, batch_size, validate=options.validate)
-    return Contender("plan", plan.layers_per_stage, plan.schedule, plan.forecast)
+    return _contender("plan", model, plan.layers_per_stage, plan.schedule, options)
 
 
-def _even(profile: Profile, options: argparse.Namespace) -> Contender:
-    size, placement = options.microbatch_size, linear(options.ranks)
+def _even(model: LayeredModel, profile: Profile, options: argparse.Namespace) -> Contender:
+    placement = linear(options.ranks)
     stages = split_layers(profile.num_layers, options.ranks)
-    costs = stage_costs(profile, size, stages, placement)
+    costs = stage_costs(profile, options.microbatch_size, stages, placement)
     objective = "span" if options.validate == "post" else "makespan"
     rest = (options.ranks, options.microbatches, None, placement, objective, "quick")
     lengths, schedule = tuple(map(len, stages)), search(costs, *rest).schedule
-    expected = forecast(profile, size, lengths, schedule, options.validate)
-    return Contender("equal split", lengths, schedule, expected)
+    return _contender("equal split", model, lengths, schedule, options)
+
+
+def _contender(
+    name: str,
+    model: LayeredModel,
+    layers_per_stage: tuple[int, ...],
+    schedule: Schedule,
+    options: argparse.Namespace,
+) -> Contender:
+    pipe = Pipeline(
+        model, schedule, layers_per_stage=layers_per_stage, num_recorded_steps=options.steps
+    )
+    optimizer = pipe.optimizer(torch.optim.AdamW, max_grad_norm=1e9, validate=options.validate)
+    return Contender(name, layers_per_stage, schedule, pipe, optimizer)
+
+
+def _take_turn(
+    each: Contender,
+    profile: Profile,
+    batch: tuple[torch.Tensor, torch.Tensor],
+    options: argparse.Namespace,
+) -> None:
+    steps_ms = _step(each, batch, _NUM_WARM_UP + options.steps)[_NUM_WARM_UP:]
+    timelines = each.pipe.timelines()
+    if not timelines:
+        return
+    of_stages = (profile, options.microbatch_size, each.layers_per_stage, each.schedule)
+    each.steps_ms.append(float(np.median(steps_ms)))
+    each.ratios["step"].append(forecast(*of_stages, options.validate).step_ms / each.steps_ms[-1])
+    costs = costs_of(*of_stages)
+    measured = measured_costs(timelines, costs)
+    for kind in ("forward", "backward_input", "backward_weight"):
+        pairs = zip(getattr(costs, kind), getattr(measured, kind), strict=True)
+        for stage, (expected, found) in enumerate(pairs):
+            each.ratios[f"{kind} of stage {stage}"].append(expected / found)
+
+
+def _compare_peak(
+    each: Contender,
+    profile: Profile,
+    batch: tuple[torch.Tensor, torch.Tensor],
+    options: argparse.Namespace,
+) -> None:
+    """Compare the largest sum of activations of every rank with the bytes that are counted."""
+    each.pipe.ledger.is_on = True
+    each.pipe.step(*batch)
+    counted = each.pipe.transport.gather_object(max(each.pipe.ledger.activation_bytes))
+    of_stages = (profile, options.microbatch_size, each.layers_per_stage, each.schedule)
+    expected = forecast(*of_stages, options.validate).activation_bytes
+    for rank, (foreseen, found) in enumerate(zip(expected, counted or (), strict=False)):
+        each.ratios[f"activations of rank {rank}"].append(foreseen / found)
 
 
 def _step(
@@ -137,33 +183,13 @@ def _step(
     return (np.diff(marks) * 1e3).tolist()
 
 
-def _peak_bytes(contender: Contender, batch: tuple[torch.Tensor, torch.Tensor]) -> int:
-    ledger = contender.pipe.ledger
-    ledger.is_on = True
-    contender.pipe.step(*batch)
-    return max(ledger.activation_bytes)
-
-
-def _print(contender: Contender, profile: Profile, size: int) -> None:
-    schedule, expected = contender.schedule, contender.forecast
-    print(
-        f"\n{contender.name}: {','.join(map(str, contender.layers_per_stage))} layers, "
-        f"{schedule.placement}, {schedule.name}"
-    )
-    print(_ratio("step", [expected.step_ms], [float(np.median(contender.steps_ms))], "ms"))
-    costs = costs_of(profile, size, contender.layers_per_stage, schedule)
-    measured = measured_costs(contender.timelines, costs)
-    for kind in ("forward", "backward_input", "backward_weight"):
-        print(_ratio(kind, getattr(costs, kind), getattr(measured, kind), "ms"))
-    sizes = (expected.activation_bytes, contender.peak_bytes)
-    print(_ratio("activations", *(np.array(each) / 2**20 for each in sizes), "MiB"))
-    optimizer_ms = ", ".join(f"{ms:.1f}" for ms in expected.optimizer_ms)
-    print(f"{'optimizer':16} forecast {optimizer_ms} ms")
-
-
-def _ratio(what: str, forecasts: Sequence[float], measured: Sequence[float], unit: str) -> str:
-    pairs = zip(forecasts, measured, strict=True)
-    return f"{what:16} " + "  ".join(f"{a:.1f} / {b:.1f} {unit} = {a / b:.3f}" for a, b in pairs)
+def _print(each: Contender) -> None:
+    lengths = ",".join(map(str, each.layers_per_stage))
+    print(f"\n{each.name}: {lengths} layers, {each.schedule.placement}, {each.schedule.name}")
+    print(f"steps by turns: {', '.join(f'{ms:.0f}' for ms in each.steps_ms)} ms")
+    print("forecast / measured, median of the turns (quartiles)")
+    for what, ratios in each.ratios.items():
+        print(f"  {what:28} {spread(ratios).text(3)}")
 
 
 if __name__ == "__main__":
