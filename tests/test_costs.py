@@ -39,8 +39,8 @@ def test_the_stages_of_a_rank_share_its_costs(placement):
 
 def test_both_gradients_cost_the_sum():
     costs = Costs.uniform(2, f=1, b=2, w=4, activation=8, kept=0.25)
-    assert costs.durations()[:, 0].tolist() == [1, 2, 4, 6]
-    assert costs.memory_changes()[:, 1].tolist() == [8, -6, -2, -8]
+    assert costs.durations()[:4, 0].tolist() == [1, 2, 4, 6]
+    assert costs.memory_changes()[:4, 1].tolist() == [8, -6, -2, -8]
     assert costs.memory_changes()[[Kind.F, Kind.B, Kind.W]].sum() == 0
 
 
@@ -84,9 +84,9 @@ def test_a_wrong_value_is_named(change, message):
 
 
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf")])
-@pytest.mark.parametrize("name", [field.name for field in fields(Costs)])
+@pytest.mark.parametrize("name", [field.name for field in fields(Costs)][:-1])
 def test_no_cost_is_negative_or_not_finite(name, value):
-    columns = {field.name: np.ones(3) for field in fields(Costs)}
+    columns = {field.name: np.ones(3) for field in fields(Costs)[:-1]}
     columns[name][1] = value
     with pytest.raises(UsageError, match=f"^costs: {name} must be between 0 and 1e100: "):
         Costs(**columns)

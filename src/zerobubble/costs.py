@@ -1,19 +1,29 @@
 """How long does each op take, and how many bytes does it hold?"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from zerobubble.errors import UsageError
-from zerobubble.ir import Kind, Placement
+from zerobubble.ir import Kind, Placement, Schedule
 
 Floats = NDArray[np.float64]
 
 # Sums of fewer than 1e200 such values are finite.
 LARGEST = 1e100
+
+_REQUIRED = [
+    "forward",
+    "backward_input",
+    "backward_weight",
+    "transfer",
+    "activation",
+    "activation_kept",
+]
+_OPTIONAL = ["offload", "load", "recompute", "activation_offloaded", "activation_input"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +41,15 @@ class Costs:
             they are on different ranks, in either direction; it overlaps compute.
         activation: what F allocates and holds until the backward.
         activation_kept: the part of ``activation`` that W still needs after B.
+        offload: time of O, in which a copy engine moves ``activation_offloaded`` to the host.
+        load: time of L, in which another one moves it back.
+        recompute: time of R; by default that of F.
+        activation_offloaded: the part of ``activation`` that O frees and L takes again; by default
+            all of it.
+        activation_input: what F holds until R where it is run again: the input of the stage; by
+            default nothing.
+        ranks_per_engine: how many neighbouring ranks share the copy engine of each direction, as
+            two devices behind one switch do; their copies take turns as they are asked for.
 
     Raises:
         UsageError: a value is negative or not finite, lengths differ, or more is kept than held.
@@ -45,20 +64,39 @@ class Costs:
     transfer: Floats
     activation: Floats
     activation_kept: Floats
+    offload: Floats = None  # type: ignore[assignment]
+    load: Floats = None  # type: ignore[assignment]
+    recompute: Floats = None  # type: ignore[assignment]
+    activation_offloaded: Floats = None  # type: ignore[assignment]
+    activation_input: Floats = None  # type: ignore[assignment]
+    ranks_per_engine: int = 1
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value: Floats = np.asarray(getattr(self, field.name), dtype=np.float64)
+        none = np.zeros(len(self.forward))
+        defaults = (none, none, self.forward, self.activation, none)
+        for name, default in zip(_OPTIONAL, defaults, strict=True):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, default)
+        for name in _REQUIRED + _OPTIONAL:
+            value: Floats = np.asarray(getattr(self, name), dtype=np.float64)
             if value.shape != (self.num_stages,):
                 raise UsageError(
-                    f"costs: {field.name} has {value.size} values for {self.num_stages} stages"
+                    f"costs: {name} has {value.size} values for {self.num_stages} stages"
                 )
             if not ((value >= 0) & (value <= LARGEST)).all():
-                raise UsageError(f"costs: {field.name} must be between 0 and 1e100: {value}")
+                raise UsageError(f"costs: {name} must be between 0 and 1e100: {value}")
             value.setflags(write=False)
-            object.__setattr__(self, field.name, value)
+            object.__setattr__(self, name, value)
         if (self.activation_kept > self.activation).any():
             raise UsageError("costs: activation_kept must not exceed activation")
+        if (self.activation_offloaded > self.activation).any():
+            raise UsageError("costs: activation_offloaded must not exceed activation")
+        if (self.activation_input > self.activation).any():
+            raise UsageError("costs: activation_input must not exceed activation")
+        if type(self.ranks_per_engine) is not int or self.ranks_per_engine < 1:
+            raise UsageError(
+                f"costs: ranks_per_engine must be at least 1, not {self.ranks_per_engine!r}"
+            )
 
     @property
     def num_stages(self) -> int:
@@ -94,7 +132,8 @@ class Costs:
     ) -> "Costs":
         """Give every stage the same costs; ``kept`` is the share of the activation W needs."""
         values = (f, b, w, transfer, activation, activation * kept)
-        return cls(*(np.full(num_stages, value, dtype=np.float64) for value in values))
+        columns: list[Any] = [np.full(num_stages, value, dtype=np.float64) for value in values]
+        return cls(*columns)
 
     @classmethod
     def of_ranks(
@@ -127,12 +166,12 @@ class Costs:
         Keys ``forward``, ``backward_input`` and ``backward_weight`` are required: a number or a
         list with one value for each stage. ``transfer`` (0) may also have one value for each
         boundary; ``activation`` (an even share of the rank) and ``activation_kept`` (all of it)
-        are optional.
+        are optional, and so is all that is about O, L and R.
 
         Raises:
             UsageError: a key is missing or unknown, or a value has the wrong type or length.
         """
-        known = [field.name for field in fields(cls)]
+        known = [*_REQUIRED, *_OPTIONAL, "ranks_per_engine"]
         if unknown := sorted(set(values) - set(known)):
             raise UsageError(f"costs: unknown key {unknown[0]!r}; the keys are {', '.join(known)}")
         if missing := [name for name in known[:3] if name not in values]:
@@ -144,11 +183,39 @@ class Costs:
             "activation", values.get("activation", stage_shares(placement)), num_stages
         )
         kept = _per_stage("activation_kept", values.get("activation_kept", activation), num_stages)
-        return cls(f, b, w, transfer, activation, kept)
+        optional = {
+            name: _per_stage(name, values[name], num_stages) for name in _OPTIONAL if name in values
+        }
+        engines = values.get("ranks_per_engine", 1)
+        return cls(f, b, w, transfer, activation, kept, **optional, ranks_per_engine=engines)
 
-    def to_dict(self) -> dict[str, list[float]]:
-        """Give the mapping that ``from_dict`` reads."""
-        return {field.name: getattr(self, field.name).tolist() for field in fields(self)}
+    def to_dict(self) -> dict[str, Any]:
+        """Give the mapping that ``from_dict`` reads, without what is as by default."""
+        plain = Costs(**{name: getattr(self, name) for name in _REQUIRED})
+        told = [name for name in _OPTIONAL if (getattr(self, name) != getattr(plain, name)).any()]
+        values: dict[str, Any] = {name: getattr(self, name).tolist() for name in _REQUIRED + told}
+        shared = self.ranks_per_engine
+        return values | ({"ranks_per_engine": shared} if shared > 1 else {})
+
+    def with_bandwidth(self, offload: float, load: float | None = None) -> "Costs":
+        """Give O and L the times that the copy engines need for what is offloaded.
+
+        Args:
+            offload: how much of the unit of ``activation`` travels to the host in a unit of time.
+            load: how much travels back; by default as much.
+
+        Raises:
+            UsageError: a bandwidth is not positive.
+
+        >>> Costs.uniform(2, activation=3).with_bandwidth(2).load.tolist()
+        [1.5, 1.5]
+        """
+        back = offload if load is None else load
+        for value in (offload, back):
+            if not 0 < value < np.inf:
+                raise UsageError(f"the bandwidth of offload must be positive: {value}")
+        moved = self.activation_offloaded
+        return replace(self, offload=moved / offload, load=moved / back)
 
     def durations(self) -> Floats:
         """Tabulate the time of every op: shape (number of kinds, num_stages)."""
@@ -157,19 +224,44 @@ class Costs:
         table[Kind.B] = self.backward_input
         table[Kind.W] = self.backward_weight
         table[Kind.BW] = self.backward_input + self.backward_weight
+        table[Kind.O] = self.offload
+        table[Kind.L] = self.load
+        table[Kind.R] = self.recompute
         return table
 
     def memory_changes(self) -> Floats:
         """Tabulate what every op adds to the memory of its rank: shape (kinds, num_stages).
 
-        F adds as it starts; B and W free as they end.
+        F and R add as they start; B and W free as they end; O frees as the compute passes it, and
+        L adds then. What an F adds whose microbatch is run again is less by what its R adds.
         """
         table: Floats = np.zeros((len(Kind), self.num_stages))
         table[Kind.F] = self.activation
         table[Kind.B] = self.activation_kept - self.activation
         table[Kind.W] = -self.activation_kept
         table[Kind.BW] = -self.activation
+        table[Kind.O] = -self.activation_offloaded
+        table[Kind.L] = self.activation_offloaded
+        table[Kind.R] = self.activation - self.activation_input
         return table
+
+    def memory_changes_of(self, schedule: Schedule, rank: int) -> Floats:
+        """List what every op of a rank adds to its memory, in the rank's order.
+
+        >>> from zerobubble.ir import BW, F, R, linear
+        >>> ops = [F(0, 0), F(0, 1), R(0, 0), BW(0, 0), BW(0, 1)]
+        >>> Costs.uniform(1).memory_changes_of(
+        ...     Schedule.from_ops("mine", linear(1), 2, [ops]), 0
+        ... ).tolist()
+        [0.0, 1.0, 1.0, -1.0, -1.0]
+        """
+        kinds, stages, microbatches = schedule.fields(schedule.orders[rank])
+        table = self.memory_changes()
+        changes: Floats = table[kinds, stages]
+        if schedule.num_kinds > Kind.R:
+            again = (kinds == Kind.F) & schedule.has(Kind.R)[stages, microbatches]
+            changes[again] -= table[Kind.R, stages[again]]
+        return changes
 
 
 def stage_shares(placement: Placement) -> Floats:

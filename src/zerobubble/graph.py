@@ -17,14 +17,11 @@ def producers(schedule: Schedule) -> Codes:
     """Tabulate, for every op code, the op whose output it needs, or -1 for none.
 
     F needs the F of the stage before; B and BW need the B or BW of the stage after, on the last
-    stage their own F; W needs its B. That a B needs its own F too follows along this chain.
+    stage their own F; W needs its B, O its F, and L its O. That a B needs its own F too follows
+    along this chain; that it needs its own L or R is told by the order of their rank.
     """
-    num_stages, num_microbatches = schedule.num_stages, schedule.num_microbatches
-    codes = np.arange(schedule.num_codes).reshape(len(Kind), num_stages, num_microbatches)
-    is_fused = np.zeros(schedule.num_codes, dtype=bool)
-    for order in schedule.orders:
-        is_fused[order] = True
-    backward = np.where(is_fused.reshape(codes.shape)[Kind.BW], codes[Kind.BW], codes[Kind.B])
+    codes = schedule.by_kind(np.arange(schedule.num_codes))
+    backward = np.where(schedule.has(Kind.BW), codes[Kind.BW], codes[Kind.B])
 
     needs = np.full_like(codes, -1)
     needs[Kind.F, 1:] = codes[Kind.F, :-1]
@@ -32,6 +29,9 @@ def producers(schedule: Schedule) -> Codes:
     needs[Kind.B, -1] = codes[Kind.F, -1]
     needs[Kind.BW] = needs[Kind.B]
     needs[Kind.W] = codes[Kind.B]
+    if schedule.has_copies:
+        needs[Kind.O] = codes[Kind.F]
+        needs[Kind.L] = codes[Kind.O]
     table: Codes = needs.reshape(-1)
     table.setflags(write=False)
     return table

@@ -4,6 +4,13 @@ An op is one kind of work (forward, input gradient, weight gradient, or both gra
 one stage and one microbatch. A placement says which rank holds which stage. A schedule is a
 placement and the order in which every rank runs its ops; it holds no times and no communication.
 
+Between its forward and its backward a microbatch may leave the device: ``O`` copies what its F
+holds to the host, ``L`` copies it back, both beside the compute. Or F holds nothing but the input
+of its stage, and ``R`` runs it again before the backward. In the order of a rank, O stands where
+the memory is free again, and L where it is taken again: the compute passes O when the copy has
+ended, and a copy back begins when the compute reaches L. So the order alone says how much memory
+is held after each op, however fast the copies are (arXiv 2503.01328, PipeOffload).
+
 Sizes reach 25 million ops, so a schedule keeps each rank's order as an array of op codes
 (kind, stage and microbatch in one integer) and makes ``Op`` objects only when asked.
 """
@@ -12,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,12 +30,24 @@ Codes = NDArray[np.int64]
 
 
 class Kind(IntEnum):
-    """The kinds of op, named as in the Zero Bubble paper (arXiv 2401.10241, section 2)."""
+    """The kinds of op; F, B and W are named as in Zero Bubble (arXiv 2401.10241, section 2)."""
 
     F = 0
     B = 1
     W = 2
     BW = 3
+    O = 4  # noqa: E741
+    L = 5
+    R = 6
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether a copy engine does it, beside the compute of the rank."""
+        return self in (Kind.O, Kind.L)
+
+
+# A schedule without O, L and R needs no tables for them.
+_NUM_BASIC_KINDS = 4
 
 
 class Op(NamedTuple):
@@ -64,6 +83,21 @@ def W(stage: int, microbatch: int) -> Op:
 def BW(stage: int, microbatch: int) -> Op:
     """Name both gradients of a stage for a microbatch, computed at once."""
     return Op(Kind.BW, stage, microbatch)
+
+
+def O(stage: int, microbatch: int) -> Op:  # noqa: E743
+    """Name the offload to the host of what a stage holds for a microbatch."""
+    return Op(Kind.O, stage, microbatch)
+
+
+def L(stage: int, microbatch: int) -> Op:
+    """Name the load of what was offloaded."""
+    return Op(Kind.L, stage, microbatch)
+
+
+def R(stage: int, microbatch: int) -> Op:
+    """Name the second forward of a stage for a microbatch, whose first one held only its input."""
+    return Op(Kind.R, stage, microbatch)
 
 
 @dataclass(frozen=True)
@@ -210,10 +244,11 @@ class Schedule:
         if self.num_microbatches < 1:
             raise ScheduleError(f"{self.name}: a schedule has at least 1 microbatch")
         for rank, order in enumerate(self.orders):
-            if len(order) and not 0 <= order.min() <= order.max() < self.num_codes:
+            most = len(Kind) * self.num_stages * self.num_microbatches
+            if len(order) and not 0 <= order.min() <= order.max() < most:
                 raise ScheduleError(
                     f"{self.name}: rank {rank}: op codes go from {order.min()} to {order.max()}, "
-                    f"but there are only 0..{self.num_codes - 1}"
+                    f"but there are only 0..{most - 1}"
                 )
             order.setflags(write=False)
 
@@ -247,10 +282,44 @@ class Schedule:
         """Number of stages of the model."""
         return self.placement.num_stages
 
+    @cached_property
+    def num_kinds(self) -> int:
+        """How many kinds a table of this schedule's ops has: those of ``Kind``, or without O, L, R.
+
+        >>> Schedule.from_ops("mine", linear(1), 1, [[F(0, 0), BW(0, 0)]]).num_kinds
+        4
+        """
+        largest = max((int(order.max()) for order in self.orders if len(order)), default=0)
+        is_basic = largest < _NUM_BASIC_KINDS * self.num_stages * self.num_microbatches
+        return _NUM_BASIC_KINDS if is_basic else len(Kind)
+
     @property
     def num_codes(self) -> int:
         """Number of possible op codes: the size of a table indexed by code."""
-        return len(Kind) * self.num_stages * self.num_microbatches
+        return self.num_kinds * self.num_stages * self.num_microbatches
+
+    def by_kind(self, table: NDArray[Any]) -> NDArray[Any]:
+        """View a table indexed by code as (kind, stage, microbatch)."""
+        return table.reshape(self.num_kinds, self.num_stages, self.num_microbatches)
+
+    def has(self, kind: Kind) -> NDArray[np.bool_]:
+        """Tell which stages and microbatches have an op of a kind: shape (stages, microbatches).
+
+        >>> s = Schedule.from_ops("mine", linear(1), 1, [[F(0, 0), B(0, 0), W(0, 0)]])
+        >>> s.has(Kind.W).tolist(), s.has(Kind.O).tolist()
+        ([[True]], [[False]])
+        """
+        found = np.zeros(len(Kind) * self.num_stages * self.num_microbatches, dtype=bool)
+        for order in self.orders:
+            found[order] = True
+        by_kind = found.reshape(len(Kind), self.num_stages, self.num_microbatches)
+        has_it: NDArray[np.bool_] = by_kind[kind]
+        return has_it
+
+    @cached_property
+    def has_copies(self) -> bool:
+        """Whether any activations are offloaded."""
+        return self.num_kinds > _NUM_BASIC_KINDS and bool(self.has(Kind.O).any())
 
     @property
     def num_ops(self) -> int:
@@ -296,8 +365,7 @@ class Schedule:
         >>> sorted(build("zb-h1", 2, 4).split_stages()), sorted(build("1f1b", 2, 4).split_stages())
         ([0, 1], [])
         """
-        kinds, stages, _ = self.fields(self.flat()[0])
-        return frozenset(stages[kinds == Kind.W].tolist())
+        return frozenset(np.flatnonzero(self.has(Kind.W).any(axis=1)).tolist())
 
     def renamed(self, name: str) -> "Schedule":
         """Copy the schedule under another name."""

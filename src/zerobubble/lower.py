@@ -191,9 +191,13 @@ class _Messages:
 
 
 def _warm_up_ends(schedule: Schedule) -> list[int]:
-    """Count for each rank the ops before its VALIDATE: forwards that need only such forwards."""
+    """Count for each rank the ops before its VALIDATE: forwards that need only such forwards.
+
+    What these hold may be offloaded meanwhile.
+    """
     needs, (ranks, indices) = producers(schedule), places(schedule)
-    ends = np.array([_first(schedule.fields(o)[0] != Kind.F) for o in schedule.orders])
+    kinds = [schedule.fields(order)[0] for order in schedule.orders]
+    ends = np.array([_first((kind != Kind.F) & (kind != Kind.O)) for kind in kinds])
     while True:
         earlier = ends.copy()
         for rank, order in enumerate(schedule.orders):

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -10,6 +10,8 @@ from zerobubble.costs import Costs, Floats
 from zerobubble.graph import places, producers, run_order
 from zerobubble.ir import Codes, Kind, Op, Schedule
 from zerobubble.jit import hot
+
+_F, _B, _BW, _O, _L = int(Kind.F), int(Kind.B), int(Kind.BW), int(Kind.O), int(Kind.L)
 
 
 class TimedOp(NamedTuple):
@@ -28,7 +30,8 @@ class Timeline:
     Attributes:
         schedule: what ran.
         costs: activation sizes and transfer times; the ops' times are in ``start`` and ``end``.
-        start: for each rank, the start of every op, in the rank's order.
+        start: for each rank, the start of every op, in the rank's order; O and L are copies, which
+            run beside the others.
         end: likewise the end.
     """
 
@@ -38,15 +41,30 @@ class Timeline:
     end: tuple[Floats, ...]
 
     @cached_property
+    def computed(self) -> tuple[Codes | slice, ...]:
+        """For each rank, where in its order the ops are that it computes: all but O and L."""
+        if not self.schedule.has_copies:
+            return (slice(None),) * self.schedule.num_ranks
+        kinds = (self.schedule.fields(order)[0] for order in self.schedule.orders)
+        return tuple(np.flatnonzero((kind != Kind.O) & (kind != Kind.L)) for kind in kinds)
+
+    def compute_times(self, rank: int) -> tuple[Floats, Floats]:
+        """Give start and end of the ops that a rank computes, one after the other."""
+        computed = self.computed[rank]
+        return self.start[rank][computed], self.end[rank][computed]
+
+    def _all_compute_times(self) -> list[tuple[Floats, Floats]]:
+        return [self.compute_times(rank) for rank in range(self.schedule.num_ranks)]
+
+    @cached_property
     def work_per_rank(self) -> list[float]:
-        """Sum of the op durations of each rank."""
-        pairs = zip(self.start, self.end, strict=True)
-        return [float((end - start).sum()) for start, end in pairs]
+        """Sum of the durations of the ops that each rank computes."""
+        return [float((end - start).sum()) for start, end in self._all_compute_times()]
 
     @cached_property
     def span_per_rank(self) -> list[float]:
         """Time from the start of a rank's first op to the end of its last."""
-        pairs = zip(self.start, self.end, strict=True)
+        pairs = self._all_compute_times()
         return [float(end[-1] - start[0]) if len(end) else 0.0 for start, end in pairs]
 
     @property
@@ -57,8 +75,8 @@ class Timeline:
     @cached_property
     def makespan(self) -> float:
         """Time from the first start to the last end on any rank: a step that ends in a barrier."""
-        last = max(float(end[-1]) for end in self.end if len(end))
-        return last - min(float(start[0]) for start in self.start if len(start))
+        pairs = [pair for pair in self._all_compute_times() if len(pair[0])]
+        return max(float(end[-1]) for _, end in pairs) - min(float(start[0]) for start, _ in pairs)
 
     @property
     def bubble(self) -> float:
@@ -79,11 +97,18 @@ class Timeline:
     def memory_curve(self, rank: int) -> tuple[Floats, Floats]:
         """Give the times at which the activation memory of a rank changes, and its value after.
 
-        F allocates as it starts; B, W and BW free as they end.
+        F and R allocate as they start; B, W and BW free as they end. O frees as the compute passes
+        it, when the copy and all ops before have ended; L allocates when all ops before have ended.
         """
-        kinds, stages, _ = self.schedule.fields(self.schedule.orders[rank])
-        times = np.where(kinds == Kind.F, self.start[rank], self.end[rank])
-        return times, np.cumsum(self.costs.memory_changes()[kinds, stages])
+        kinds, _, _ = self.schedule.fields(self.schedule.orders[rank])
+        start, end = self.start[rank], self.end[rank]
+        times = np.where((kinds == Kind.F) | (kinds == Kind.R), start, end)
+        if self.schedule.has_copies:
+            frees = np.where(kinds == Kind.L, -np.inf, end)
+            passed = np.maximum.accumulate(frees)
+            is_copy = (kinds == Kind.O) | (kinds == Kind.L)
+            times = np.where(is_copy, np.maximum(passed, start[:1]), times)
+        return times, np.cumsum(self.costs.memory_changes_of(self.schedule, rank))
 
     @cached_property
     def peak_memory_per_rank(self) -> list[float]:
@@ -134,7 +159,11 @@ class Timeline:
 def simulate(schedule: Schedule, costs: Costs) -> Timeline:
     """Run a schedule on paper: every op as early as its rank's order and its input allow.
 
-    A transfer between ranks delays the op that needs it and occupies no rank.
+    A transfer between ranks delays the op that needs it and occupies no rank. The copies of a rank
+    run beside its compute, those to the host one after the other in the order of their forwards,
+    those back in the order of its L. O starts as soon as its F has ended; the compute goes on
+    behind O when that has ended. L starts when the compute reaches it, and its B (or BW) waits for
+    it.
 
     Raises:
         ScheduleError: the ops wait for each other in a circle, or for one that no rank runs.
@@ -148,8 +177,12 @@ def simulate(schedule: Schedule, costs: Costs) -> Timeline:
     order, needs = run_order(schedule), producers(schedule)
     start, end = np.zeros(schedule.num_codes), np.zeros(schedule.num_codes)
     rows = ranks_of_ops(schedule), costs.durations().reshape(-1), travels_of_ops(schedule, costs)
-    free = np.zeros(schedule.num_ranks)
-    run_in_order(order, needs, schedule.num_microbatches, *rows, free, start, end, work=len(order))
+    tables = (needs, schedule.num_microbatches, *rows)
+    if schedule.has_copies:
+        _run_with_copies(schedule, costs, order, tables, start, end)
+    else:
+        free = np.zeros(schedule.num_ranks)
+        run_in_order(order, *tables, free, start, end, work=len(order))
     return Timeline(
         schedule,
         costs,
@@ -181,6 +214,90 @@ def run_in_order(
             begin = max(begin, end[needs[code]] + travels[row])
         start[code] = begin
         end[code] = free[ranks[row]] = begin + durations[row]
+
+
+def _run_with_copies(
+    schedule: Schedule,
+    costs: Costs,
+    order: Codes,
+    tables: tuple[Any, ...],
+    start: Floats,
+    end: Floats,
+) -> None:
+    """Give every op its start and end, and every copy its turn on the engine of its rank.
+
+    Where ranks share an engine, their copies take turns in the order in which they would start if
+    none were shared.
+    """
+    reached = np.zeros(schedule.num_codes)
+    pair = schedule.num_stages * schedule.num_microbatches
+    is_offloaded = schedule.has(Kind.O).reshape(-1)
+    is_loaded = schedule.has(Kind.L).reshape(-1)
+    ranks = np.arange(schedule.num_ranks)
+    for engines in (ranks, ranks // costs.ranks_per_engine):
+        turn = order[np.argsort(reached[order], kind="stable")]
+        free_out, free_in = np.zeros((2, schedule.num_ranks))
+        free = np.zeros(schedule.num_ranks)
+        run_beside_copies(
+            turn, *tables, free, engines, free_out, free_in, is_offloaded, is_loaded,
+            pair, reached, start, end, work=len(order),
+        )  # fmt: skip
+        if costs.ranks_per_engine == 1:
+            return
+
+
+@hot
+def run_beside_copies(
+    order: Codes,
+    needs: Codes,
+    num_microbatches: int,
+    ranks: Codes,
+    durations: Floats,
+    travels: Floats,
+    free: Floats,
+    engines: Codes,
+    free_out: Floats,
+    free_in: Floats,
+    is_offloaded: Codes,
+    is_loaded: Codes,
+    pair: int,
+    reached: Floats,
+    start: Floats,
+    end: Floats,
+) -> None:
+    """Give every op its start and end, as ``run_in_order``, and when the compute ``reached`` it.
+
+    ``engines`` tells the copy engines of each rank, which are free again at ``free_out`` and
+    ``free_in``; ``is_offloaded`` and ``is_loaded`` are by stage and microbatch.
+    """
+    for code in order:
+        row = code // num_microbatches
+        rank = ranks[row]
+        engine = engines[rank]
+        kind, own = code // pair, code % pair
+        reached[code] = free[rank]
+        if kind == _O:
+            free[rank] = max(free[rank], end[code])
+            continue
+        begin = free[rank]
+        if kind == _L:
+            begin = max(begin, free_in[engine], end[needs[code]])
+        elif needs[code] >= 0:
+            begin = max(begin, end[needs[code]] + travels[row])
+        if kind in (_B, _BW) and is_loaded[own]:
+            begin = max(begin, end[_L * pair + own])
+        start[code] = begin
+        end[code] = begin + durations[row]
+        if kind == _L:
+            free_in[engine] = end[code]
+            continue
+        free[rank] = end[code]
+        if kind == _F and is_offloaded[own]:
+            offload = _O * pair + own
+            start[offload] = max(end[code], free_out[engine])
+            end[offload] = free_out[engine] = (
+                start[offload] + durations[offload // num_microbatches]
+            )
 
 
 def travels_of_ops(schedule: Schedule, costs: Costs) -> Floats:

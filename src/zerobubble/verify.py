@@ -50,14 +50,10 @@ class Subject:
         """Index of each op in the order of its rank; -1 where it does not run."""
         return places(self.schedule)[1]
 
-    def by_kind(self, table: Codes) -> Codes:
-        """View a table indexed by code as (kind, stage, microbatch)."""
-        return table.reshape(len(Kind), self.schedule.num_stages, self.schedule.num_microbatches)
-
     @cached_property
     def backward_positions(self) -> tuple[Codes, Codes]:
         """Positions of the input gradient and of the weight gradient: (stage, microbatch) each."""
-        positions = self.by_kind(self.positions)
+        positions = self.schedule.by_kind(self.positions)
         fused = positions[Kind.BW]
         return np.where(fused >= 0, fused, positions[Kind.B]), np.where(
             fused >= 0, fused, positions[Kind.W]
@@ -65,8 +61,7 @@ class Subject:
 
     def memory_after_each_op(self, rank: int) -> Floats:
         """Running sum of the activation memory of a rank, op by op."""
-        kinds, stages, _ = self.schedule.fields(self.schedule.orders[rank])
-        running: Floats = np.cumsum(self.costs.memory_changes()[kinds, stages])
+        running: Floats = np.cumsum(self.costs.memory_changes_of(self.schedule, rank))
         return running
 
 
@@ -88,7 +83,7 @@ def op_on_its_rank(subject: Subject) -> Iterator[Violation]:
 
 def every_op_once(subject: Subject) -> Iterator[Violation]:
     """Every stage and microbatch has one F and either one B and one W, or one BW."""
-    schedule, counts = subject.schedule, subject.by_kind(subject.counts)
+    schedule, counts = subject.schedule, subject.schedule.by_kind(subject.counts)
     backward = counts[Kind.B] + counts[Kind.W] + counts[Kind.BW]
     split = (counts[Kind.B] > 0) | (counts[Kind.W] > 0)
     for code in np.flatnonzero(subject.counts > 1).tolist():
@@ -116,7 +111,7 @@ def every_op_once(subject: Subject) -> Iterator[Violation]:
 
 def input_after_forward(subject: Subject) -> Iterator[Violation]:
     """F runs before B (or BW) of the same stage and microbatch."""
-    forward = subject.by_kind(subject.positions)[Kind.F]
+    forward = subject.schedule.by_kind(subject.positions)[Kind.F]
     backward, _ = subject.backward_positions
     return _swapped(subject, "input-after-forward", forward, backward)
 
@@ -125,6 +120,37 @@ def weight_after_input(subject: Subject) -> Iterator[Violation]:
     """B runs before W of the same stage and microbatch."""
     backward, weight = subject.backward_positions
     return _swapped(subject, "weight-after-input", backward, weight)
+
+
+def one_way_back(subject: Subject) -> Iterator[Violation]:
+    """A microbatch of a stage that is offloaded is loaded; none is both offloaded and run again."""
+    schedule = subject.schedule
+    offloaded, loaded, again = map(schedule.has, (Kind.O, Kind.L, Kind.R))
+    cases = (
+        (offloaded & ~loaded, "has O{i} but no L{i}", "add L{i}, or delete O{i}"),
+        (loaded & ~offloaded, "has L{i} but no O{i}", "add O{i}, or delete L{i}"),
+        (offloaded & again, "has both O{i} and R{i}", "keep O{i} and L{i}, or R{i}"),
+    )
+    for is_wrong, problem, fix in cases:
+        for stage, i in np.argwhere(is_wrong).tolist():
+            rank = schedule.placement.stage_to_rank[stage]
+            what = f"stage {stage} {problem.format(i=i)}"
+            yield Violation("one-way-back", rank, what, fix.format(i=i))
+
+
+def back_before_backward(subject: Subject) -> Iterator[Violation]:
+    """What a B needs is there: F before O and R, O before L, L and R before B (or BW)."""
+    schedule = subject.schedule
+    if schedule.num_kinds <= Kind.R:
+        return
+    positions = schedule.by_kind(subject.positions)
+    backward, _ = subject.backward_positions
+    end = len(subject.counts)  # after all others
+    for later, earlier in ((Kind.O, Kind.F), (Kind.L, Kind.O), (Kind.R, Kind.F)):
+        there = np.where(schedule.has(later), positions[later], end)
+        yield from _swapped(subject, "back-before-backward", positions[earlier], there)
+    for kind in (Kind.L, Kind.R):
+        yield from _swapped(subject, "back-before-backward", positions[kind], backward)
 
 
 def _swapped(subject: Subject, rule: str, earlier: Codes, later: Codes) -> Iterator[Violation]:
@@ -141,7 +167,7 @@ def _swapped(subject: Subject, rule: str, earlier: Codes, later: Codes) -> Itera
 def microbatches_in_order(subject: Subject) -> Iterator[Violation]:
     """The microbatches of a stage go in order, in forward, input and weight gradient alike."""
     schedule = subject.schedule
-    forward = subject.by_kind(subject.positions)[Kind.F]
+    forward = subject.schedule.by_kind(subject.positions)[Kind.F]
     for positions in (forward, *subject.backward_positions):
         for stage, microbatch in np.argwhere(np.diff(positions, axis=1) < 0).tolist():
             rank = schedule.placement.stage_to_rank[stage]
@@ -194,6 +220,8 @@ RULES: tuple[Rule, ...] = (
     every_op_once,
     input_after_forward,
     weight_after_input,
+    one_way_back,
+    back_before_backward,
     microbatches_in_order,
     no_cycle,
     memory_returns_to_zero,
