@@ -22,6 +22,7 @@ from zerobubble.plan.forecast import costs_of, forecast
 from zerobubble.profile import Profile, stage_costs
 from zerobubble.profiling import measure
 from zerobubble.runtime import Pipeline, PipelineOptimizer
+from zerobubble.runtime.device import keep_freed_memory
 from zerobubble.runtime.layered import LayeredModel
 from zerobubble.runtime.partition import split_layers
 from zerobubble.runtime.trace import measured_costs
@@ -70,6 +71,7 @@ def _options() -> argparse.Namespace:
 
 def _on_a_rank(options: argparse.Namespace) -> None:
     end_with_launcher()
+    keep_freed_memory()  # as the trainer does
     torch.set_num_threads(1)
     config = ModelConfig(
         layers=options.layers, dim=options.dim, heads=8, vocabulary=options.vocabulary

@@ -138,7 +138,9 @@ class _Work:
         import torch
 
         from zerobubble.profiling import measure
+        from zerobubble.runtime.device import keep_freed_memory
 
+        keep_freed_memory()  # as the trainer does
         torch.set_num_threads(self.threads)
         is_cpu = self.asked.device == "cpu"
         profile = measure(

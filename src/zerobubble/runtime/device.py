@@ -1,5 +1,8 @@
 """On which device, and in which precision, does a rank compute?"""
 
+import ctypes
+import os
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -8,6 +11,9 @@ from typing import Any
 import torch
 
 from zerobubble.errors import UsageError
+
+# Parameters of glibc's mallopt.
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 
 
 def find_device(device: str | torch.device) -> torch.device:
@@ -21,6 +27,23 @@ def find_device(device: str | torch.device) -> torch.device:
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise UsageError("device cuda: no CUDA device is available here: use --device cpu")
     return chosen
+
+
+def keep_freed_memory() -> None:
+    """Let this process keep the memory that it frees, instead of giving it back to the system.
+
+    Training on a CPU frees and takes the same large tensors again in every step. By default glibc
+    gives each of them back, and the system clears the pages when they are taken again: up to a
+    third of a step. This changes the whole process and is therefore for programs, such as the
+    trainer, to call; without glibc, or where the environment sets MALLOC_MMAP_MAX_, it does
+    nothing.
+    """
+    if sys.platform != "linux" or "MALLOC_MMAP_MAX_" in os.environ:
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_MMAP_MAX, 0)
+        mallopt(_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def autocast(

@@ -12,6 +12,7 @@ from zerobubble.ir import Schedule
 from zerobubble.measured import MeasuredRun
 from zerobubble.plan.data import Plan
 from zerobubble.runtime import Pipeline, PipelineOptimizer
+from zerobubble.runtime.device import keep_freed_memory
 from zerobubble.runtime.layered import LayeredModel
 from zerobubble.runtime.replanning import Replanned, replan
 from zerobubble.search.problem import Objective
@@ -38,6 +39,7 @@ def train(config: TrainConfig, schedule: Schedule | Plan) -> None:
         UsageError: the model, data or device do not fit the configuration.
         PipelineError: an op failed, here or on another rank.
     """
+    keep_freed_memory()
     torch.set_num_threads(threads_per_rank(config.run.threads, _local_ranks()))
     model = find_model(config.model.source, config.model.source_config, config.model)
     data = load_data(config, find_encoding(model))
