@@ -1,7 +1,7 @@
 """Plan how to train a model: layers, placement, microbatches and schedule within the memory."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal, Union
 
 from tyro.conf import arg
@@ -16,6 +16,7 @@ from zerobubble.cli._writing import PLAN, Target, require_places
 from zerobubble.errors import UsageError
 from zerobubble.plan import make_plan
 from zerobubble.plan.file import save
+from zerobubble.profile import Link
 from zerobubble.view.plan import draw_plan, ranks_of_plan, row_of_plan
 
 
@@ -56,6 +57,22 @@ class PlanCommand:
     schedule: Annotated[str, arg(help="plan for this one; by default the best is searched")] = ""
     validate: Annotated[Literal["post", "sync"], arg(help="how the optimizer steps")] = "post"
     effort: EffortFlag = "quick"
+    offload: Annotated[
+        Literal["off", "auto", "all"],
+        arg(help="move activations to the host and back: where it gains anything, or all"),
+    ] = "off"
+    offload_bandwidth: Annotated[
+        str,
+        arg(
+            metavar="BYTES",
+            help="as in 15GB: what is copied to the host in a second, and as much back; by "
+            "default as profiled",
+        ),
+    ] = ""
+    recompute: Annotated[
+        Literal["off", "auto", "full"],
+        arg(help="run forwards again before their backwards: where it gains anything, or all"),
+    ] = "off"
     sequence: Annotated[str, arg(metavar="N", help="tokens in a sample")] = ""
     json: Json = False
     out: Annotated[
@@ -79,6 +96,9 @@ def run(argv: Sequence[str]) -> int:
     require_places(Target("--out", asked.out, PLAN))
     model = (asked.model, asked.config, asked.device_spec)
     profile = read_or_estimate(asked.profile, *model, sizes, sequence, asked.validate)
+    if asked.offload_bandwidth:
+        (rate,) = read_bytes(asked.offload_bandwidth, 1, "--offload-bandwidth")
+        profile = replace(profile, host=Link(profile.host.latency_ms, rate / 1e3))
     plan = make_plan(
         profile,
         asked.ranks,
@@ -89,6 +109,8 @@ def run(argv: Sequence[str]) -> int:
         asked.validate,
         asked.effort,
         asked.schedule or None,
+        asked.offload,
+        asked.recompute,
     )
     if asked.out is not None:
         save(plan, asked.out)

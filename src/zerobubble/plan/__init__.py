@@ -27,6 +27,8 @@ def make_plan(
     validate: str = "post",
     effort: str = "quick",
     schedule: str | None = None,
+    offload: str = "off",
+    recompute: str = "off",
 ) -> Plan:
     """Plan how to train a profiled model: partition, placement, microbatch size and schedule.
 
@@ -47,6 +49,10 @@ def make_plan(
         effort: of every search for a schedule: ``quick``, ``default`` or ``thorough``.
         schedule: name of a registered schedule, such as ``interleaved:v=2``, for its placement;
             by default the best is searched.
+        offload: whether activations may be moved to the host and back where that gains anything:
+            ``off``, ``auto``, or ``all`` stages in any case.
+        recompute: whether forwards may run again before their backwards: ``off``, ``auto``, or
+            ``full`` for all stages.
 
     Raises:
         UsageError: the numbers do not fit each other, or nothing fits into the memory; then the
@@ -72,4 +78,6 @@ def make_plan(
         validate,
         effort,
         schedule,
+        offload,
+        recompute,
     )

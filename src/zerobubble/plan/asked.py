@@ -22,6 +22,8 @@ def read_task(
     memory: ArrayLike | None,
     validate: str,
     effort: str,
+    offload: str,
+    recompute: str,
 ) -> Task:
     """Check what is to be planned; arguments and errors as for ``zerobubble.plan.make_plan``."""
     if not isinstance(profile, Profile):
@@ -40,10 +42,17 @@ def read_task(
     if validate not in ("post", "sync"):
         raise UsageError(f"validate must be 'post' or 'sync', not {validate!r}")
     effort_named(effort)
+    for what, given, known in (
+        ("offload", offload, ("off", "auto", "all")),
+        ("recompute", recompute, ("off", "auto", "full")),
+    ):
+        if given not in known:
+            raise UsageError(f"{what} must be one of {', '.join(known)}, not {show_value(given)}")
     if memory is None:
         memory = np.inf if profile.memory_bytes is None else profile.memory_bytes
     limits = limits_of_ranks(memory, num_ranks)
-    return Task(profile, int(num_ranks), int(batch_size), limits, validate, effort)
+    counts = int(num_ranks), int(batch_size)
+    return Task(profile, *counts, limits, validate, effort, offload, recompute)
 
 
 def read_microbatch_sizes(task: Task, asked: Sequence[int] | None) -> list[int]:

@@ -13,6 +13,15 @@ from zerobubble.search import Bound, lower_bound
 from zerobubble.search.problem import Objective
 from zerobubble.simulate import simulate
 
+_TIMES_AND_SIZES = (
+    "forward",
+    "backward_input",
+    "backward_weight",
+    "transfer",
+    "activation",
+    "activation_kept",
+)
+
 
 def costs_of(
     profile: Profile, microbatch_size: int, layers_per_stage: Sequence[int], schedule: Schedule
@@ -87,7 +96,8 @@ def step_bound(
 ) -> Bound:
     """Give the time that no step of these stages on these ranks can beat within memory limits.
 
-    Whether stages run split or not: ops have the shorter of both times.
+    Whether stages run split or not: ops have the shorter of both times. Activations that leave the
+    device, or are computed again, need no memory here: ``limits`` is then None.
     """
     parts = (profile, microbatch_size, layers_per_stage, placement)
     optimizer = optimizer_ms_of_ranks(*parts, validate)
@@ -95,7 +105,7 @@ def step_bound(
     layers = layers_of_stages(layers_per_stage)
     each = [stage_costs(profile, microbatch_size, layers, placement, s) for s in (None, ())]
     shorter = Costs(
-        *(np.minimum(getattr(each[0], name), getattr(each[1], name)) for name in each[0].to_dict())
+        **{name: np.minimum(*(getattr(costs, name) for costs in each)) for name in _TIMES_AND_SIZES}
     )
     objective: Objective = "span" if validate == "post" else "makespan"
     after = optimizer if validate == "post" else float(optimizer.max())
@@ -110,7 +120,7 @@ def forecast(
     validate: str = "post",
     memory: Floats | None = None,
 ) -> Forecast:
-    """Forecast a step; ``memory`` is in bytes by rank, for the bound only.
+    """Forecast a step; ``memory`` is in bytes by rank, for the bound only, as in ``step_bound``.
 
     Raises:
         UsageError: the profile does not have this microbatch size.

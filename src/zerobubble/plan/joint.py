@@ -38,9 +38,11 @@ def plan_jointly(
     validate: str,
     effort: str,
     schedule: str | None,
+    offload: str,
+    recompute: str,
 ) -> Plan:
     """Make a plan; arguments and errors as for ``zerobubble.plan.make_plan``."""
-    task = read_task(profile, num_ranks, batch_size, memory, validate, effort)
+    task = read_task(profile, num_ranks, batch_size, memory, validate, effort, offload, recompute)
     sizes = read_microbatch_sizes(task, microbatch_sizes)
     planner = Planner(task, schedule)
     choices = [(size, place) for size in sizes for place in planner.placements(placements)]
@@ -95,7 +97,7 @@ def _plan(
         best.layers_per_stage,
         best.schedule,
         task.validate,
-        task.memory,
+        None if task.is_relieved else task.memory,
     )
     start = starts[best.microbatch_size, best.placement]
     with_more = _with_more_memory(planner, choices, starts, best) if is_limited else None

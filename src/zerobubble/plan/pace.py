@@ -10,9 +10,9 @@ import numpy as np
 
 from zerobubble.costs import Costs, Floats
 from zerobubble.graph import producers, run_order
-from zerobubble.ir import Codes, Schedule
+from zerobubble.ir import Codes, Kind, Schedule
 from zerobubble.jit import hot
-from zerobubble.simulate import ranks_of_ops, run_in_order, travels_of_ops
+from zerobubble.simulate import ranks_of_ops, run_in_order, simulate, travels_of_ops
 
 # Compiling pays off early when the same order is run so often.
 _USUAL_NUMBER_OF_RUNS = 1_000
@@ -44,6 +44,8 @@ class Pace:
 
     def __call__(self, costs: Costs) -> Paced:
         """Run every op as early as its rank's order and its input allow, as ``simulate`` does."""
+        if self.schedule.num_kinds > Kind.R:
+            return self._with_copies(costs)
         schedule, num_ranks = self.schedule, self.schedule.num_ranks
         count, work = schedule.num_microbatches, _USUAL_NUMBER_OF_RUNS * len(self.order)
         free, held, peaks = (np.zeros(num_ranks) for _ in range(3))
@@ -54,6 +56,11 @@ class Pace:
         _fill_memory(self.order, count, self.ranks, changes, held, peaks, work=work)
         begins = self.start[self.first]
         return Paced(free - begins, float(free.max() - begins.min()), peaks)
+
+    def _with_copies(self, costs: Costs) -> Paced:
+        timeline = simulate(self.schedule, costs)
+        spans, peaks = np.array(timeline.span_per_rank), np.array(timeline.peak_memory_per_rank)
+        return Paced(spans, timeline.makespan, peaks)
 
 
 @hot

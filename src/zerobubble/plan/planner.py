@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from zerobubble.costs import Floats
 from zerobubble.errors import UsageError
 from zerobubble.formats.reading import show_value
 from zerobubble.ir import Placement
@@ -50,12 +51,22 @@ class Planner:
 
     def start(self, microbatch_size: int, placement: Placement) -> Candidate | None:
         """Balance the layers and find the best schedule for that, if any fits."""
-        task, tables = self.task, self.task.tables(microbatch_size)
+        tables = self.task.tables(microbatch_size)
+        sizes = [tables.least_bytes]
+        if self.task.is_relieved:  # what just fits may leave no room for copies
+            sizes.append(tables.plain_bytes)
+        starts = (self._start_within(size, microbatch_size, placement) for size in sizes)
+        return next((start for start in starts if start is not None), None)
+
+    def _start_within(
+        self, stage_bytes: Floats, microbatch_size: int, placement: Placement
+    ) -> Candidate | None:
+        task = self.task
         found = partition(
             [layer.compute_ms for layer in task.profile.at(microbatch_size)],
             placement.num_stages,
             placement,
-            tables.least_bytes,
+            stage_bytes,
             task.memory,
         )
         if found is None:

@@ -35,7 +35,15 @@ def search_schedule(
     count = task.num_microbatches(microbatch_size)
     try:
         found = search(
-            costs, task.num_ranks, count, room, placement, task.objective, task.effort
+            costs,
+            task.num_ranks,
+            count,
+            room,
+            placement,
+            task.objective,
+            task.effort,
+            offload=task.offload,
+            recompute=task.recompute,
         ).schedule
     except UsageError:
         return None
@@ -63,6 +71,8 @@ def known_candidates(
         try:
             schedule = build(task.num_ranks, count, costs)
         except (ScheduleError, UsageError):  # undefined, or too many ops
+            continue
+        if schedule.has_copies and task.offload == "off":
             continue
         candidate = judge(task, microbatch_size, layers_per_stage, Pace(schedule))
         if candidate.fits:

@@ -66,7 +66,7 @@ def shortage(task: Task, choices: Iterable[tuple[int, Placement]]) -> UsageError
 
 def _least_need(task: Task, microbatch_size: int, placement: Placement) -> Need:
     """Find by how much all limits must grow at least until a partition fits."""
-    sizes = task.tables(microbatch_size).least_bytes
+    sizes = task.tables(microbatch_size).plain_bytes
     holders = placement.stage_to_rank
 
     def more_for(lengths: tuple[int, ...]) -> float:

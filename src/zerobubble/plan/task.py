@@ -29,6 +29,7 @@ class Tables:
         plain_optimizer: likewise on one that does not.
         weights: bytes that are there all the time.
         activations: bytes of one microbatch.
+        least_activations: bytes of one microbatch that no offload and no recompute can free.
     """
 
     work: Floats
@@ -37,11 +38,17 @@ class Tables:
     plain_optimizer: Floats
     weights: Floats
     activations: Floats
+    least_activations: Floats
+
+    @cached_property
+    def plain_bytes(self) -> Floats:
+        """Bytes within which a schedule runs for sure: one microbatch after the other."""
+        return self.weights + self.activations
 
     @cached_property
     def least_bytes(self) -> Floats:
-        """Bytes without which no schedule runs: one microbatch after the other."""
-        return self.weights + self.activations
+        """Bytes without which no schedule runs."""
+        return self.weights + self.least_activations
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +62,8 @@ class Task:
         memory: bytes of every rank, infinite where there is no limit.
         validate: how the optimizer steps: ``post`` or ``sync``.
         effort: of every search for a schedule.
+        offload: whether activations may leave the device: ``off``, ``auto`` or ``all``.
+        recompute: whether forwards may run again: ``off``, ``auto`` or ``full``.
     """
 
     profile: Profile
@@ -63,6 +72,13 @@ class Task:
     memory: Floats
     validate: str
     effort: str
+    offload: str = "off"
+    recompute: str = "off"
+
+    @property
+    def is_relieved(self) -> bool:
+        """Whether activations may leave the device or be computed again."""
+        return (self.offload, self.recompute) != ("off", "off")
 
     @property
     def objective(self) -> Objective:
@@ -76,7 +92,8 @@ class Task:
     def tables(self, microbatch_size: int) -> Tables:
         """Tabulate every possible stage."""
         if microbatch_size not in self._tables:
-            self._tables[microbatch_size] = _tables(self.profile.at(microbatch_size))
+            layers = self.profile.at(microbatch_size)
+            self._tables[microbatch_size] = _tables(layers, self.is_relieved)
         return self._tables[microbatch_size]
 
     def num_microbatches(self, microbatch_size: int) -> int:
@@ -144,11 +161,14 @@ class Candidate:
         return False
 
 
-def _tables(layers: Sequence[LayerCosts]) -> Tables:
+def _tables(layers: Sequence[LayerCosts], is_relieved: bool) -> Tables:
     saved = np.array([layer.saved_input_bytes for layer in layers])
     inputs = np.array([layer.input_bytes for layer in layers])
     activations = interval_sums(np.array([x.activation_bytes for x in layers]) + saved)
     activations[:-1] += (inputs - saved)[:, None]
+    least = activations
+    if is_relieved:  # the input of a stage stays
+        least = np.where(np.isfinite(activations), np.append(inputs, 0.0)[:, None], activations)
     return Tables(
         interval_sums([layer.compute_ms for layer in layers]),
         interval_sums([_least_work(layer) for layer in layers]),
@@ -156,6 +176,7 @@ def _tables(layers: Sequence[LayerCosts]) -> Tables:
         interval_sums([layer.optimizer_step_ms(False) for layer in layers]),
         interval_sums([layer.weight_bytes for layer in layers]),
         activations,
+        least,
     )
 
 

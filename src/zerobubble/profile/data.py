@@ -110,6 +110,8 @@ class Profile:
         links: those that differ, by the lower and the higher rank.
         step_overhead_ms: what a step takes besides its ops and the optimizer.
         memory_bytes: memory of the device; None if unknown.
+        host: the link between a device and its host, over which activations are offloaded; one
+            direction does not slow the other.
 
     Raises:
         UsageError: there is no microbatch size, a table has not one row for each layer, or a value
@@ -124,6 +126,7 @@ class Profile:
     links: Mapping[tuple[int, int], Link] = field(default_factory=dict)
     step_overhead_ms: float = 0.0
     memory_bytes: float | None = None
+    host: Link = field(default_factory=Link)
 
     def __post_init__(self) -> None:
         for what, value, kind in (
@@ -146,6 +149,7 @@ class Profile:
             for number, row in enumerate(table):
                 _require_kind(f"costs of layer {number} at microbatch size {size}", row, LayerCosts)
         _require_kind("link", self.link, Link)
+        _require_kind("host", self.host, Link)
         for ranks, link in self.links.items():
             _require_kind(f"links between {show_value(ranks)}", link, Link)
         _require_number("profile: step_overhead_ms", self.step_overhead_ms)

@@ -17,10 +17,12 @@ every layer's row in ``costs``. Zeros are left out of a row::
       "link": {"latency_ms": 0.1, "bytes_per_ms": 2000000.0},
       "links": [],
       "step_overhead_ms": 0.3,
-      "memory_bytes": null
+      "memory_bytes": null,
+      "host": {"latency_ms": 0.01, "bytes_per_ms": 25000000.0}
     }
 
 Each of ``links`` has the two ``ranks`` as well. A bandwidth of ``null`` is one without limit.
+Without ``host``, copies to the host take no time.
 """
 
 import json
@@ -50,6 +52,7 @@ KEYS = (
     "links",
     "step_overhead_ms",
     "memory_bytes",
+    "host",
 )
 _COSTS = tuple(each.name for each in fields(LayerCosts))
 _LINK = ("latency_ms", "bytes_per_ms")
@@ -82,6 +85,7 @@ def dumps(profile: Profile) -> str:
         _lines(map(json.dumps, links)),
         json.dumps(profile.step_overhead_ms),
         json.dumps(profile.memory_bytes),
+        json.dumps(_link_values(profile.host)),
     )
     lines = (f'  "{key}": {value}' for key, value in zip(KEYS, values, strict=True))
     return "{\n" + ",\n".join(lines) + "\n}\n"
@@ -143,7 +147,7 @@ def _checked_keys(value: Any) -> dict[str, Any]:
     version = values.get("version", VERSION)
     if not _is_count(version) or version != VERSION:
         fail(f"version is {show_value(version)}, but this release reads version {VERSION}")
-    return with_keys("the profile", values, KEYS)
+    return with_keys("the profile", {"host": _link_values(Link())} | values, KEYS)
 
 
 def _profile(values: dict[str, Any]) -> Profile:
@@ -162,6 +166,7 @@ def _profile(values: dict[str, Any]) -> Profile:
         _links(a_list("links", values["links"])),
         _number("step_overhead_ms", values["step_overhead_ms"]),
         None if memory is None else _number("memory_bytes", memory),
+        _link("host", values["host"]),
     )
 
 

@@ -20,7 +20,8 @@ def stage_costs(
     """Give the times of every stage in ms, and its activations in bytes.
 
     Layers are summed. The activation of a stage is what its layers save, and its input, which it
-    holds until B. Within a stage an input counts only if the layer saves it.
+    holds until B. Within a stage an input counts only if the layer saves it. Offload moves all but
+    the input of the stage, over the link to the host; recompute takes as long as F.
 
     Args:
         profile: of the layers.
@@ -43,13 +44,20 @@ def stage_costs(
     stages = [table[numbers.start : numbers.stop] for numbers in layers_of_stage]
     is_split = [split_stages is None or s in split_stages for s in range(len(stages))]
     f, b, w = np.array([_times(*each) for each in zip(stages, is_split, strict=True)]).T
+    activation = np.array([_activation(stage) for stage in stages])
+    inputs = np.array([stage[0].input_bytes for stage in stages])
+    copy = np.array([profile.host.transfer_ms(each) for each in activation - inputs])
     return Costs(
         f,
         b,
         w,
         np.array([_transfer(profile, stages, s, placement) for s in range(len(stages))]),
-        np.array([_activation(stage) for stage in stages]),
+        activation,
         np.array([_kept(stage) for stage in stages]),
+        offload=copy,
+        load=copy,
+        activation_offloaded=activation - inputs,
+        activation_input=inputs,
     )
 
 

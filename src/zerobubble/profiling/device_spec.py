@@ -27,10 +27,11 @@ class DeviceSpec:
         memory_gb: size of its memory, in 1e9 bytes.
         link_gb_per_s: bandwidth to another device in one direction, in 1e9 bytes/s.
         link_latency_us: time until the first byte has arrived there.
+        host_gb_per_s: bandwidth to the host in one direction, in 1e9 bytes/s.
         kernel_us: what the start of every kernel adds to its time.
         matmul_efficiency: share of the TFLOP/s that matrix products and attention reach.
         memory_efficiency: share of the bandwidth of the memory that kernels reach.
-        link_efficiency: share of the bandwidth of the link that messages reach.
+        link_efficiency: share of the bandwidth of a link that messages reach, to the host too.
 
     Raises:
         UsageError: a rate is not above 0, or a share not between 0 and 1.
@@ -43,6 +44,7 @@ class DeviceSpec:
     memory_gb: float
     link_gb_per_s: float
     link_latency_us: float = 10.0
+    host_gb_per_s: float = 31.5
     kernel_us: float = 3.0
     matmul_efficiency: float = 0.6
     memory_efficiency: float = 0.8
@@ -65,9 +67,9 @@ class DeviceSpec:
 
 
 # NVIDIA H100 SXM5 data sheet: half of the TFLOP/s that it gives with sparsity; NVLink 900 GB/s
-# both ways together.
-H100 = DeviceSpec("h100", 989.4, 67.0, 3.35, 80.0, 450.0)
-# NVIDIA A100 80GB SXM data sheet; NVLink 600 GB/s both ways together.
+# both ways together, PCIe 5.0 128 GB/s.
+H100 = DeviceSpec("h100", 989.4, 67.0, 3.35, 80.0, 450.0, host_gb_per_s=63.0)
+# NVIDIA A100 80GB SXM data sheet; NVLink 600 GB/s both ways together, PCIe 4.0 64 GB/s.
 A100 = DeviceSpec("a100", 312.0, 19.5, 2.039, 80.0, 300.0)
 BUILT_IN = {spec.name: spec for spec in (H100, A100)}
 

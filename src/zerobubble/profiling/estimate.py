@@ -77,13 +77,14 @@ def estimate(
             run=run,
             place=lambda tensor: _on_meta(tensor, dtype),
         )
-    bytes_per_ms = device.link_gb_per_s * GIGA * device.link_efficiency / 1e3
+    per_ms = GIGA * device.link_efficiency / 1e3
     return Profile(
         model=model.name,
         device=f"{device.name} (estimated, {str(dtype).removeprefix('torch.')})",
         layer_names=model.layer_names,
         layers=tables,
-        link=Link(device.link_latency_us / 1e3, bytes_per_ms),
+        link=Link(device.link_latency_us / 1e3, device.link_gb_per_s * per_ms),
+        host=Link(device.link_latency_us / 1e3, device.host_gb_per_s * per_ms),
         memory_bytes=device.memory_gb * GIGA,
     )
 

@@ -1,4 +1,4 @@
-"""How fast do tensors travel between the ranks?"""
+"""How fast do tensors travel between the ranks, and to the host and back?"""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -12,6 +12,7 @@ from zerobubble.profile import Link
 from zerobubble.runtime.transport import Transport
 
 _SIZES = (1024, 64 * 1024, 1024**2, 4 * 1024**2)
+_HOST_SIZES = (64 * 1024, 1024**2, 4 * 1024**2, 16 * 1024**2)
 _NUM_TRIPS = 15
 _NUM_WARM_UP = 3
 _DIFFERENT = 1.5
@@ -44,6 +45,32 @@ def measure_links(transport: Transport) -> tuple[Link, dict[tuple[int, int], Lin
         median(link.bytes_per_ms for link in found.values()),
     )
     return typical, {pair: link for pair, link in found.items() if _differs(link, typical)}
+
+
+def measure_host_link(device: torch.device) -> Link:
+    """Time copies of several sizes between this rank's device and its host; the slower way counts.
+
+    On a CPU, that is from one part of its memory to another.
+    """
+    pinned = device.type == "cuda"
+    times = []
+    for num_bytes in _HOST_SIZES:
+        there = torch.ones(num_bytes, dtype=torch.uint8, device=device)
+        host = torch.ones(num_bytes, dtype=torch.uint8, pin_memory=pinned)
+        times.append(max(_copy_ms(host, there), _copy_ms(there, host)))
+    return fit_link(_HOST_SIZES, times)
+
+
+def _copy_ms(to: torch.Tensor, source: torch.Tensor) -> float:
+    times = []
+    for _ in range(_NUM_WARM_UP + _NUM_TRIPS):
+        begin = perf_counter()
+        to.copy_(source, non_blocking=True)
+        for tensor in (to, source):
+            if tensor.is_cuda:
+                torch.cuda.synchronize(tensor.device)
+        times.append((perf_counter() - begin) * 1e3)
+    return median(times[_NUM_WARM_UP:])
 
 
 def fit_link(sizes: Sequence[int], times_ms: Sequence[float]) -> Link:

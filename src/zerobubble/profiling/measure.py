@@ -14,7 +14,7 @@ from zerobubble.errors import UsageError
 from zerobubble.profile import LayerCosts, Profile
 from zerobubble.profiling.asked import is_count, require_settings
 from zerobubble.profiling.layers import LayerRuns, Profiled, profile_layers
-from zerobubble.profiling.links import all_pairs, measure_links
+from zerobubble.profiling.links import all_pairs, measure_host_link, measure_links
 from zerobubble.profiling.one_layer import LayerRun, LayerStage, count_held
 from zerobubble.profiling.optimizer_step import measure_weights
 from zerobubble.profiling.overhead import measure_overhead
@@ -99,6 +99,7 @@ def measure(
         links=links,
         step_overhead_ms=overhead_ms,
         memory_bytes=_memory_bytes(place),
+        host=measure_host_link(place),
     )
 
 

@@ -1,10 +1,11 @@
 """How is a plan shown? A line for each rank, then what to expect of a step, and why."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from zerobubble.ir import Kind
 from zerobubble.plan import Plan
 from zerobubble.plan.cuts import layers_of_stages
 from zerobubble.plan.names import layer_ranges, unit_for
@@ -81,8 +82,24 @@ def draw_plan(plan: Plan, ranks: Sequence[RankOfPlan], sequence: int | None = No
         f"{plan.microbatch_size}, placement {plan.schedule.placement}, schedule "
         f"{plan.schedule.name}"
     )
-    reasons = [f"- {reason}" for reason in plan.reasons]
+    reasons = [f"- {reason}" for reason in [*_relief(plan), *plan.reasons]]
     return "\n".join([head, _table(ranks), _step(plan, sequence), *reasons])
+
+
+def relieved_stages(plan: Plan) -> dict[str, list[int]]:
+    """List the stages with microbatches that are offloaded, and with some that are recomputed."""
+    kinds = {"offloaded_stages": Kind.O, "recomputed_stages": Kind.R}
+    found = {name: plan.schedule.has(kind).any(axis=1) for name, kind in kinds.items()}
+    return {name: np.flatnonzero(stages).tolist() for name, stages in found.items()}
+
+
+def _relief(plan: Plan) -> Iterator[str]:
+    for name, stages in relieved_stages(plan).items():
+        if stages:
+            which = "all stages"
+            if len(stages) < plan.schedule.num_stages:
+                which = f"stages {', '.join(map(str, stages))}"
+            yield f"{name.removesuffix('_stages')}: {which}"
 
 
 def speed(plan: Plan, sequence: int | None) -> dict[str, float]:
@@ -117,6 +134,7 @@ def row_of_plan(
         "gap": expected.gap,
         "binding": expected.binding,
         **speed(plan, sequence),
+        **relieved_stages(plan),
         "per_rank": [each._asdict() for each in ranks],
         "reasons": list(plan.reasons),
     }

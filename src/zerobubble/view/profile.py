@@ -103,6 +103,8 @@ def show_bytes(num_bytes: float) -> str:
 def _describe_links(profile: Profile) -> str:
     links = [f"links: {_describe(profile.link)}"]
     links += [f"{a}-{b}: {_describe(link)}" for (a, b), link in sorted(profile.links.items())]
+    if profile.host != Link():
+        links.append(f"host: {_describe(profile.host)}")
     overhead = f"besides ops and optimizer a step takes {profile.step_overhead_ms:.3g} ms"
     return "; ".join([*links, overhead])
 
