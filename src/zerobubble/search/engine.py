@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from zerobubble.costs import Costs
 from zerobubble.errors import UsageError
-from zerobubble.ir import Placement, Schedule
+from zerobubble.ir import Kind, Placement, Schedule
 from zerobubble.search.arrangement import Arrangement, arrange_within_limits, split_codes
 from zerobubble.search.bounds import Bound
 from zerobubble.search.effort import Effort, effort_named
@@ -132,19 +132,13 @@ def _time_unit(table: Iterable[Costs]) -> float:
 
     What counts as equal in a search is absolute; the unit of the costs must not matter.
     """
-    longest = max(max(costs.durations().max(), costs.transfer.max()) for costs in table)
+    longest = max(max(costs.durations()[: Kind.O].max(), costs.transfer.max()) for costs in table)
     return float(2.0 ** np.round(np.log2(longest))) if longest > 0 else 1.0
 
 
 def _scaled(costs: Costs, factor: float) -> Costs:
-    return Costs(
-        costs.forward * factor,
-        costs.backward_input * factor,
-        costs.backward_weight * factor,
-        costs.transfer * factor,
-        costs.activation,
-        costs.activation_kept,
-    )
+    times = ("forward", "backward_input", "backward_weight", "transfer")
+    return replace(costs, **{name: getattr(costs, name) * factor for name in times})
 
 
 def _easiest_to_mend(
