@@ -37,7 +37,7 @@ def relieved_bound(
     >>> from zerobubble.ir import linear
     >>> problem = Costs.uniform(2).with_bandwidth(0.25), linear(2), 8, np.array([1.0, 1.0]), "span"
     >>> [relieved_bound(*problem, Relief(offload), time=40).value for offload in ("off", "auto")]
-    [39.0, 25.0]
+    [40.0, 24.0]
     """
     anywhere = costs.activation_input if relief.may_run_again else costs.activation
     together = limits + (host_room(costs, placement, time) if relief.may_offload else 0.0)
