@@ -4,15 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.strategies import costs_of_copies_for, schedules, schedules_with_copies
 from zerobubble.copies import with_copies, with_recompute
-from zerobubble.costs import Costs
-from zerobubble.errors import ScheduleError, UsageError
-from zerobubble.ir import BW, F, Kind, L, O, R, Schedule, linear
-from zerobubble.schedules import build
+from zerobubble.errors import ScheduleError
+from zerobubble.ir import Kind
 from zerobubble.simulate import simulate
 from zerobubble.verify import verify
 

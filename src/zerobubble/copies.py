@@ -108,6 +108,36 @@ def with_copies(
     return best.schedule
 
 
+def with_least_memory(
+    schedule: Schedule, costs: Costs, moved: NDArray[Any] | None = None
+) -> Schedule:
+    """Place copies as ``with_copies`` without a limit, in the least memory that takes no longer.
+
+    A forward in the warm-up may run long before anything waits for it. Where the compute passes
+    the O of earlier microbatches first, it runs later, and so does its activation take memory
+    (arXiv 2503.01328, section 3.3).
+
+    Raises:
+        UsageError, ScheduleError: as ``with_copies``.
+    """
+    best = simulate(with_copies(schedule, costs, moved), costs)
+    longest = best.span * (1 + _ROUNDING)
+    too_low, finest = 0.0, float(costs.activation_offloaded.min(initial=np.inf)) / 2
+    takes_time = bool((costs.offload + costs.load).any())
+    while takes_time and best.peak_memory - too_low > max(finest, best.peak_memory / 50):
+        limit = (best.peak_memory + too_low) / 2
+        try:
+            tried = simulate(with_copies(schedule, costs, moved, limit), costs)
+        except ScheduleError:
+            too_low = limit
+            continue
+        if tried.span <= longest:
+            best = tried
+        else:
+            too_low = limit
+    return best.schedule
+
+
 def offload_to_compute_ratio(
     hidden_size: int, sequence_length: int, flop_per_s: float, bytes_per_s: float
 ) -> float:
