@@ -22,8 +22,7 @@ def po_f(*, num_ranks: int, num_microbatches: int, v: int = 2, costs: Costs) -> 
     """
     group = (num_ranks + 1) // 2
     orders = [
-        in_groups(rank, num_ranks, num_microbatches, group, v, delay=0)
-        for rank in range(num_ranks)
+        in_groups(rank, num_ranks, num_microbatches, group, v, delay=0) for rank in range(num_ranks)
     ]
     plain = Schedule.from_ops("po-f", looped(num_ranks, v), num_microbatches, orders)
     return with_least_memory(plain, costs)

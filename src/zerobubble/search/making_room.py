@@ -37,8 +37,9 @@ def make_room(
     orders = []
     for order, limit, free in zip(schedule.orders, limits, spare, strict=True):
         kinds, stages, _ = schedule.fields(order)
-        row = (beside[kinds, stages], after[kinds, stages], _inputs_of_weights(schedule, order))
-        row += ((kinds == Kind.B).astype(np.int64),)
+        is_input = (kinds == Kind.B).astype(np.int64)
+        inputs = _inputs_of_weights(schedule, order)
+        row = (beside[kinds, stages], after[kinds, stages], inputs, is_input)
         most, turn = limit * (1 + TOLERANCE), np.empty_like(order)
         done = np.zeros(len(order), np.int64)
         if not pull_weights(*row, most - free, most, done, turn, work=20 * len(order)):

@@ -5,10 +5,10 @@ A stage that is offloaded holds ``activation - activation_offloaded`` then, one 
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from zerobubble.costs import Costs, Floats
 from zerobubble.errors import UsageError
@@ -39,7 +39,7 @@ class Relief:
 
     def __post_init__(self) -> None:
         for name, words in (("offload", Offload), ("recompute", Recompute)):
-            known, asked = words.__args__, getattr(self, name)
+            known, asked = get_args(words), getattr(self, name)
             if asked not in known:
                 raise UsageError(f"{name} must be one of {', '.join(known)}, not {asked!r}")
         if self.offload == "all" and self.recompute == "full":
@@ -90,7 +90,7 @@ class Relief:
         return least
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Decision:
     """Which stages are offloaded, and which are run again; shape (stages,) each."""
 
@@ -145,19 +145,17 @@ def smallest_relieved_memory(costs: Costs, placement: Placement, rest: Floats) -
     return needed
 
 
-def require_room(costs: Costs, placement: Placement, memory: Floats, relief: Relief) -> Floats:
+def require_room(costs: Costs, placement: Placement, memory: ArrayLike, relief: Relief) -> Floats:
     """Give every rank its memory limit.
 
     Raises:
-        UsageError: no schedule exists within one: the message names the smallest limit that will do.
+        UsageError: no schedule exists within one; the message names the smallest that will do.
     """
     limits = limits_of_ranks(memory, placement.num_ranks)
     needed = smallest_relieved_memory(costs, placement, relief.rest(costs))
     if (needed > limits * (1 + TOLERANCE)).any():
         rank = int(np.argmax(needed - limits))
-        how = " or ".join(
-            ["offloaded"] * relief.may_offload + ["run again"] * relief.may_run_again
-        )
+        how = " or ".join(["offloaded"] * relief.may_offload + ["run again"] * relief.may_run_again)
         raise UsageError(
             f"rank {rank}: no schedule fits into memory {limits[rank]:g}, even with stages {how}: "
             f"one microbatch of one stage, and what the stages before it leave on the device, are "
