@@ -56,6 +56,21 @@ def relieved_bound(
     return max(found, key=lambda bound: bound.value)
 
 
+def bound_of_any(
+    costs: Costs,
+    placement: Placement,
+    num_microbatches: int,
+    limits: Floats,
+    objective: Objective,
+    relief: Relief,
+    time: float = np.inf,
+) -> Bound:
+    """Give the bound that holds with light recompute and without, where both may be."""
+    problem = (placement, num_microbatches, limits, objective, relief, time)
+    bounds = [relieved_bound(variant, *problem) for variant in relief.variants(costs)]
+    return min(bounds, key=lambda bound: bound.value)
+
+
 def host_room(costs: Costs, placement: Placement, time: float) -> Floats:
     """Give the most that a rank can have on the host at any time of a step no longer than that.
 

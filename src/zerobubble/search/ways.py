@@ -169,7 +169,7 @@ class Way:
                 placed = with_copies(placed, case.costs, moved, case.limits)
             except ScheduleError:
                 return None
-        return simulate(placed, case.costs)
+        return simulate(placed.renamed("search"), case.costs)
 
     def _freed(self, case: Case, is_counted: Flags) -> Floats:
         """Give the most that O or R of one of these stages saves on every rank."""
