@@ -161,7 +161,7 @@ class _Contest:
     def try_known(self) -> None:
         """Try registered schedules with copies of their own, and others with copies put in."""
         for case in self.cases:
-            for build in known_schedules(case.placement).values():
+            for build in known_schedules(case.placement, may_move=True).values():
                 if not self.is_worth(case.bound):
                     break
                 try:
