@@ -23,7 +23,15 @@ _REQUIRED = [
     "activation",
     "activation_kept",
 ]
-_OPTIONAL = ["offload", "load", "recompute", "activation_offloaded", "activation_input"]
+_OPTIONAL = [
+    "offload",
+    "load",
+    "recompute",
+    "activation_offloaded",
+    "activation_input",
+    "activation_light",
+    "recompute_light",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +56,9 @@ class Costs:
             all of it.
         activation_input: what F holds until R where it is run again: the input of the stage; by
             default nothing.
+        activation_light: the part of ``activation`` that B can compute again by itself: what
+            norms, activation functions and dropout hold; by default nothing.
+        recompute_light: the time by which B is longer then.
         ranks_per_engine: how many neighbouring ranks share the copy engine of each direction, as
             two devices behind one switch do; their copies take turns as they are asked for.
 
@@ -69,11 +80,13 @@ class Costs:
     recompute: Floats = None  # type: ignore[assignment]
     activation_offloaded: Floats = None  # type: ignore[assignment]
     activation_input: Floats = None  # type: ignore[assignment]
+    activation_light: Floats = None  # type: ignore[assignment]
+    recompute_light: Floats = None  # type: ignore[assignment]
     ranks_per_engine: int = 1
 
     def __post_init__(self) -> None:
         none = np.zeros(len(self.forward))
-        defaults = (none, none, self.forward, self.activation, none)
+        defaults = (none, none, self.forward, self.activation, none, none, none)
         for name, default in zip(_OPTIONAL, defaults, strict=True):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, default)
@@ -87,12 +100,9 @@ class Costs:
                 raise UsageError(f"costs: {name} must be between 0 and 1e100: {value}")
             value.setflags(write=False)
             object.__setattr__(self, name, value)
-        if (self.activation_kept > self.activation).any():
-            raise UsageError("costs: activation_kept must not exceed activation")
-        if (self.activation_offloaded > self.activation).any():
-            raise UsageError("costs: activation_offloaded must not exceed activation")
-        if (self.activation_input > self.activation).any():
-            raise UsageError("costs: activation_input must not exceed activation")
+        for part in ("kept", "offloaded", "input", "light"):
+            if (getattr(self, f"activation_{part}") > self.activation).any():
+                raise UsageError(f"costs: activation_{part} must not exceed activation")
         if type(self.ranks_per_engine) is not int or self.ranks_per_engine < 1:
             raise UsageError(
                 f"costs: ranks_per_engine must be at least 1, not {self.ranks_per_engine!r}"
@@ -216,6 +226,34 @@ class Costs:
                 raise UsageError(f"the bandwidth of offload must be positive: {value}")
         moved = self.activation_offloaded
         return replace(self, offload=moved / offload, load=moved / back)
+
+    def light(self) -> "Costs":
+        """Give the costs of a run with light recompute: F holds less, and B takes longer.
+
+        What goes is neither held nor offloaded, so copies are shorter in proportion. W needs as
+        much as before, at most what F holds (arXiv 2503.01328, section 3).
+
+        >>> from dataclasses import replace
+        >>> costs = replace(Costs.uniform(1), activation_light=[0.25], recompute_light=[0.5])
+        >>> costs.light().activation.tolist(), costs.light().backward_input.tolist()
+        ([0.75], [1.5])
+        """
+        none = np.zeros(self.num_stages)
+        activation = self.activation - self.activation_light
+        moved = np.maximum(self.activation_offloaded - self.activation_light, 0.0)
+        share = np.divide(moved, self.activation_offloaded, out=none.copy(), where=moved > 0)
+        return replace(
+            self,
+            backward_input=self.backward_input + self.recompute_light,
+            activation=activation,
+            activation_kept=np.minimum(self.activation_kept, activation),
+            offload=self.offload * share,
+            load=self.load * share,
+            activation_offloaded=moved,
+            activation_input=np.minimum(self.activation_input, activation),
+            activation_light=none,
+            recompute_light=none,
+        )
 
     def durations(self) -> Floats:
         """Tabulate the time of every op: shape (number of kinds, num_stages)."""

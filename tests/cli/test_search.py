@@ -10,7 +10,8 @@ from zerobubble.schedules import build
 KEYS = {
     "schedule", "ranks", "microbatches", "placement", "span", "makespan", "bubble",
     "bubble_makespan", "peak_memory", "peak_memory_per_rank", "bound_span", "bound_makespan",
-    "gap", "binding", "seconds", "objective",
+    "gap", "binding", "seconds", "objective", "offloaded_stages", "recomputed_stages",
+    "light_recompute",
 }  # fmt: skip
 
 

@@ -65,6 +65,26 @@ MemoryFlag = Annotated[
         help="limit of the activation memory of every rank, or one limit for each, in microbatches",
     ),
 ]
+BandwidthFlag = Annotated[
+    Union[None, str],
+    arg(
+        name="offload-bandwidth",
+        metavar="SPEED",
+        help="how many microbatches a copy engine moves to the host, or back, in a unit of time",
+    ),
+]
+OffloadFlag = Annotated[
+    Literal["off", "auto", "all"],
+    arg(name="offload", help="offload no stage, those where it is best, or all of them"),
+]
+RecomputeFlag = Annotated[
+    Literal["off", "auto", "light", "full"],
+    arg(
+        name="recompute",
+        help="compute nothing again, norms, activation functions and dropout (light), all stages "
+        "(full), or what is best, stage by stage",
+    ),
+]
 MemoryRangeFlag = Annotated[
     Union[None, str],
     arg(

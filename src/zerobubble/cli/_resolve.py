@@ -21,7 +21,11 @@ _IN_PYTHON_FILE = re.compile(r"(?P<path>.*?\.py):(?P<function>.+)", re.DOTALL)
 
 
 def resolve(
-    spec: str, ranks: int | None, microbatches: int | None, costs: str
+    spec: str,
+    ranks: int | None,
+    microbatches: int | None,
+    costs: str,
+    bandwidth: str | None = None,
 ) -> tuple[Schedule, Costs]:
     """Find or build the schedule that a name or file means, and the costs of its stages.
 
@@ -29,11 +33,12 @@ def resolve(
         UsageError: the name, file, costs or number of ranks or microbatches is wrong or missing.
         ScheduleError: the schedule is not defined for these numbers.
     """
+    read = partial(read_costs, costs, bandwidth=bandwidth)
     if match := _IN_PYTHON_FILE.fullmatch(spec):
         name, parameters = parse_spec(match["function"])
         with blame(match["path"]):
             found = load_recipe(match["path"], name)
-            return _build(found, parameters, ranks, microbatches, costs)
+            return _build(found, parameters, ranks, microbatches, read)
     refuse_run(spec)
     if spec.partition(":")[0] not in REGISTRY and _looks_like_a_file(spec):
         if spec.endswith(".py"):
@@ -41,41 +46,62 @@ def resolve(
         schedule = load(spec)
         must_agree(spec, "ranks", "-p", schedule.num_ranks, ranks)
         must_agree(spec, "microbatches", "-m", schedule.num_microbatches, microbatches)
-        return schedule, read_costs(costs, schedule.placement)
+        return schedule, read(schedule.placement)
     name, parameters = parse_spec(spec)
-    return _build(recipe(name), parameters, ranks, microbatches, costs)
+    return _build(recipe(name), parameters, ranks, microbatches, read)
 
 
-def read_costs(text: str, placement: Placement) -> Costs:
-    """Read ``F,B,W,comm[,kept]`` or the JSON file of this name.
+def read_costs(text: str, placement: Placement, bandwidth: str | None = None) -> Costs:
+    """Read ``F,B,W,comm[,kept]`` or the JSON file of this name, and how fast copies are.
 
     Raises:
         UsageError: neither fits, or a value is wrong.
     """
     if _looks_like_a_file(text):
-        return _costs_in(text, _values_in(text), placement)
+        return _with_bandwidth(_costs_in(text, _values_in(text), placement), bandwidth)
     numbers = _numbers(text)
     if numbers is None or len(numbers) not in (4, 5):
         raise UsageError(
             f"--costs {text!r}: write F,B,W,comm or F,B,W,comm,kept as numbers, or a JSON file"
         )
-    return Costs.of_ranks(placement, *numbers)
+    return _with_bandwidth(Costs.of_ranks(placement, *numbers), bandwidth)
 
 
-def read_costs_for_any_placement(text: str, ranks: int) -> Costs | Callable[[Placement], Costs]:
+def _with_bandwidth(costs: Costs, bandwidth: str | None) -> Costs:
+    if bandwidth is None:
+        return costs
+    numbers = _numbers(bandwidth)
+    if numbers is None or len(numbers) != 1 or not 0 < numbers[0] < math.inf:
+        raise UsageError(f"--offload-bandwidth {bandwidth!r}: write a number above 0")
+    return costs.with_bandwidth(numbers[0])
+
+
+def require_copy_times(costs: Costs) -> Costs:
+    """Refuse to search with copies to the host that nobody said the time of."""
+    if not (costs.offload.any() or costs.load.any()):
+        raise UsageError(
+            "--offload needs the speed of the copies: give --offload-bandwidth, or costs with "
+            "offload and load"
+        )
+    return costs
+
+
+def read_costs_for_any_placement(
+    text: str, ranks: int, bandwidth: str | None = None
+) -> Costs | Callable[[Placement], Costs]:
     """Read costs that a file gives for so many stages, or that fit themselves to a placement.
 
     Raises:
         UsageError: as ``read_costs``, or a file gives no value for each stage.
     """
     if not _looks_like_a_file(text):
-        return partial(read_costs, text)
+        return partial(read_costs, text, bandwidth=bandwidth)
     values = _values_in(text)
     lengths = [len(each) for name, each in values.items() if _is_per_stage(name, each)]
     if not lengths:
         raise UsageError(f"{text}: give a list with one value for each stage, to say how many")
     holders = (stage % ranks for stage in range(max(1, lengths[0])))
-    return _costs_in(text, values, Placement(tuple(holders)))
+    return _with_bandwidth(_costs_in(text, values, Placement(tuple(holders))), bandwidth)
 
 
 def read_memory(text: str | None, num_ranks: int) -> list[float] | None:
@@ -130,12 +156,12 @@ def _build(
     parameters: dict[str, int],
     ranks: int | None,
     microbatches: int | None,
-    costs: str,
+    read: Callable[[Placement], Costs],
 ) -> tuple[Schedule, Costs]:
     ranks, microbatches = require_counts(found.name, ranks, microbatches)
     placement = found.place(ranks, **parameters)
-    read = read_costs(costs, placement)
-    return found.build(ranks, microbatches, read, **parameters), read
+    costs = read(placement)
+    return found.build(ranks, microbatches, costs, **parameters), costs
 
 
 def _values_in(path: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from zerobubble.cli._arguments import (
     UNIT_COSTS,
+    BandwidthFlag,
     CostsFlag,
     Json,
     MemoryFlag,
@@ -34,6 +35,7 @@ class Compare:
     microbatches: Microbatches = None
     costs: CostsFlag = UNIT_COSTS
     memory: MemoryFlag = None
+    offload_bandwidth: BandwidthFlag = None
     json: Json = False
 
 
@@ -62,7 +64,9 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _row(spec: str, asked: Compare) -> dict[str, Any]:
-    schedule, costs = resolve(spec, asked.ranks, asked.microbatches, asked.costs)
+    schedule, costs = resolve(
+        spec, asked.ranks, asked.microbatches, asked.costs, asked.offload_bandwidth
+    )
     verify(schedule, costs, read_memory(asked.memory, schedule.num_ranks))
     return row(simulate(schedule, costs))
 

@@ -10,14 +10,17 @@ from tyro.conf import arg
 
 from zerobubble.cli._arguments import (
     UNIT_COSTS,
+    BandwidthFlag,
     CostsFlag,
     EffortFlag,
     Json,
     MemoryFlag,
     Microbatches,
     ObjectiveFlag,
+    OffloadFlag,
     Out,
     Ranks,
+    RecomputeFlag,
 )
 from zerobubble.cli._parse import parse
 from zerobubble.cli._report import print_json, print_timeline, row
@@ -25,12 +28,17 @@ from zerobubble.cli._resolve import (
     read_costs,
     read_costs_for_any_placement,
     read_memory,
+    require_copy_times,
     require_counts,
 )
 from zerobubble.cli._writing import SCHEDULE, Target, require_places
+from zerobubble.costs import Costs
 from zerobubble.formats.json import save
-from zerobubble.search import SearchResult, lower_bound, search
+from zerobubble.search import SearchResult, search
 from zerobubble.search.placements import PLACEMENTS, CostsOrFunction
+from zerobubble.search.relief import Relief
+from zerobubble.search.relief_bounds import bound_of_any
+from zerobubble.verify import limits_of_ranks
 
 _PLACEMENT_HELP = (
     "linear, v, looped:2, wave:4 or the rank of each stage as in 0,1,1,0; by default all of "
@@ -49,6 +57,9 @@ class Search:
     placement: Annotated[str, arg(name="placement", help=_PLACEMENT_HELP)] = ""
     objective: ObjectiveFlag = "span"
     effort: EffortFlag = "default"
+    offload: OffloadFlag = "off"
+    offload_bandwidth: BandwidthFlag = None
+    recompute: RecomputeFlag = "off"
     json: Json = False
     out: Out = None
 
@@ -59,10 +70,7 @@ def run(argv: Sequence[str]) -> int:
     ranks, microbatches = require_counts("search", asked.ranks, asked.microbatches)
     limits = read_memory(asked.memory, ranks) or np.inf
     require_places(Target("--out", asked.out, SCHEDULE))
-    if asked.placement:
-        costs: CostsOrFunction = partial(read_costs, asked.costs)
-    else:
-        costs = read_costs_for_any_placement(asked.costs, ranks)
+    costs = _costs(asked, ranks)
     found = search(
         costs,
         ranks,
@@ -71,15 +79,32 @@ def run(argv: Sequence[str]) -> int:
         asked.placement or None,
         asked.objective,
         asked.effort,
+        asked.offload,
+        asked.recompute,
     )
     if asked.out is not None:
         save(found.schedule, asked.out)
     if asked.json:
-        print_json(_row(found, limits))
+        print_json(_row(found, asked, costs, limits))
     else:
         print_timeline(found.timeline)
         print(_certificate(found))
+        if Relief(asked.offload, asked.recompute) != Relief():
+            print(_moved(found))
     return 0
+
+
+def _costs(asked: Search, ranks: int) -> CostsOrFunction:
+    """Read the costs of every stage, or what gives them for a placement."""
+    if asked.placement:
+        costs: CostsOrFunction = partial(read_costs, asked.costs, bandwidth=asked.offload_bandwidth)
+    else:
+        costs = read_costs_for_any_placement(asked.costs, ranks, asked.offload_bandwidth)
+    if asked.offload == "off":
+        return costs
+    if isinstance(costs, Costs):
+        return require_copy_times(costs)
+    return lambda placement: require_copy_times(costs(placement))
 
 
 def _certificate(found: SearchResult) -> str:
@@ -92,14 +117,47 @@ def _certificate(found: SearchResult) -> str:
     )
 
 
-def _row(found: SearchResult, limits: Any) -> dict[str, Any]:
-    timeline = found.timeline
-    problem = (timeline.costs, timeline.schedule.placement, timeline.schedule.num_microbatches)
+def _moved(found: SearchResult) -> str:
+    """Say which stages leave the device or are run again."""
+    light = "with" if found.is_light else "without"
+    offloaded, again = map(_ranges, (found.offloaded_stages, found.recomputed_stages))
+    return f"offloaded stages: {offloaded}; recomputed stages: {again}; {light} light recompute"
+
+
+def _ranges(stages: Sequence[int]) -> str:
+    """Write sorted numbers with a dash for those in a row.
+
+    >>> _ranges([0, 1, 2, 5]), _ranges([])
+    ('0-2, 5', 'none')
+    """
+    runs: list[list[int]] = []
+    for stage in stages:
+        if runs and runs[-1][-1] == stage - 1:
+            runs[-1].append(stage)
+        else:
+            runs.append([stage])
+    parts = [f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
+    return ", ".join(parts) or "none"
+
+
+def _row(found: SearchResult, asked: Search, costs: CostsOrFunction, limits: Any) -> dict[str, Any]:
+    timeline, place = found.timeline, found.schedule.placement
+    its = costs if isinstance(costs, Costs) else costs(place)
+    relief = Relief(asked.offload, asked.recompute)
+    problem = (
+        its,
+        place,
+        found.schedule.num_microbatches,
+        limits_of_ranks(limits, place.num_ranks),
+    )
     return row(timeline) | {
         "objective": found.objective,
-        "bound_span": lower_bound(*problem, limits, "span").value,
-        "bound_makespan": lower_bound(*problem, limits, "makespan").value,
+        "bound_span": bound_of_any(*problem, "span", relief, timeline.span).value,
+        "bound_makespan": bound_of_any(*problem, "makespan", relief, timeline.makespan).value,
         "gap": found.gap,
         "binding": found.binding,
         "seconds": found.seconds,
+        "offloaded_stages": found.offloaded_stages,
+        "recomputed_stages": found.recomputed_stages,
+        "light_recompute": found.is_light,
     }

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from zerobubble.cli._arguments import (
     UNIT_COSTS,
+    BandwidthFlag,
     CostsFlag,
     Html,
     Json,
@@ -37,6 +38,7 @@ class Show:
     microbatches: Microbatches = None
     costs: CostsFlag = UNIT_COSTS
     memory: MemoryFlag = None
+    offload_bandwidth: BandwidthFlag = None
     json: Json = False
     out: Out = None
     svg: Svg = None
@@ -51,7 +53,9 @@ def run(argv: Sequence[str]) -> int:
         Target("--svg", asked.svg, PICTURE),
         Target("--html", asked.html, PAGE),
     )
-    schedule, costs = resolve(asked.schedule, asked.ranks, asked.microbatches, asked.costs)
+    schedule, costs = resolve(
+        asked.schedule, asked.ranks, asked.microbatches, asked.costs, asked.offload_bandwidth
+    )
     limits = read_memory(asked.memory, schedule.num_ranks)
     verify(schedule, costs, limits)
     timeline = simulate(schedule, costs)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from zerobubble.search.bounds import Bound, lower_bound, lower_bounds
     from zerobubble.search.engine import SearchResult
     from zerobubble.search.problem import Objective
+    from zerobubble.search.relief import Offload, Recompute
     from zerobubble.search.sweep import Frontier, frontier
 
 __all__ = [
@@ -41,6 +42,8 @@ def search(
     placement: Placement | str | Sequence[int] | None = None,
     objective: "Objective" = "span",
     effort: str = "default",
+    offload: "Offload" = "off",
+    recompute: "Recompute" = "off",
 ) -> "SearchResult":
     """Find the best schedule for measured costs within a memory limit, with a certificate.
 
@@ -59,6 +62,10 @@ def search(
             with a function, all of these.
         objective: ``span`` where steps follow each other without a barrier, else ``makespan``.
         effort: ``quick``, ``default`` or ``thorough``.
+        offload: ``auto`` to offload the activations of those stages where that is best, ``all`` to
+            offload those of every stage; ``costs`` give the times of the copies.
+        recompute: ``light`` for a run in which B computes norms, activation functions and dropout
+            again, ``full`` to run every stage again, ``auto`` for what is best, stage by stage.
 
     Raises:
         UsageError: the numbers do not fit each other, or no schedule exists within the limit.
@@ -69,11 +76,16 @@ def search(
     >>> found.timeline.span, found.bound, found.binding
     (27.0, 27.0, 'rank 0, warm-up, limited by memory')
     """
+    from zerobubble.search.effort import effort_named
     from zerobubble.search.engine import search_all
+    from zerobubble.search.relief import Relief
+    from zerobubble.search.relieving import search_relieved
 
     table = costs_of_placements(costs, num_ranks, placement)
     limits = np.inf if memory is None else memory
-    return search_all(table, num_microbatches, limits, objective, effort)
+    asked = (table, num_microbatches, limits, objective, effort_named(effort))
+    relief = Relief(offload, recompute)
+    return search_all(*asked) if relief == Relief() else search_relieved(*asked, relief)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,6 @@
 """How much does a search try?"""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from zerobubble.errors import UsageError
 from zerobubble.search.placements import PLACEMENTS
@@ -31,6 +31,11 @@ class Effort:
     def shared_by(self, num_placements: int) -> "Effort":
         """Give fewer placements than usual what the others would have got."""
         return replace(self, shaped=self.shaped * len(PLACEMENTS) // num_placements)
+
+    def divided(self, number: int) -> "Effort":
+        """Give one of so many equal parts."""
+        parts = {each.name: getattr(self, each.name) // number for each in fields(self)}
+        return Effort(**parts | {"num_climbs": self.num_climbs})
 
 
 EFFORTS = {

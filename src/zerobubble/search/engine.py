@@ -16,10 +16,10 @@ from numpy.typing import ArrayLike
 
 from zerobubble.costs import Costs
 from zerobubble.errors import UsageError
-from zerobubble.ir import Placement, Schedule
+from zerobubble.ir import Kind, Placement, Schedule
 from zerobubble.search.arrangement import Arrangement, arrange_within_limits, split_codes
 from zerobubble.search.bounds import Bound
-from zerobubble.search.effort import Effort, effort_named
+from zerobubble.search.effort import Effort
 from zerobubble.search.finds import PROVED
 from zerobubble.search.known import known_schedules
 from zerobubble.search.limits import smallest_memory
@@ -44,6 +44,7 @@ class SearchResult:
         certificate: the largest lower bound for the same placement, costs and limits.
         seconds: how long the search took.
         num_tried: how many orders were compared; a tabu search counts once.
+        is_light: whether the costs of the timeline are those of a run with light recompute.
     """
 
     schedule: Schedule
@@ -52,11 +53,22 @@ class SearchResult:
     certificate: Bound
     seconds: float
     num_tried: int
+    is_light: bool = False
 
     @property
     def value(self) -> float:
         """The objective of the schedule."""
         return self.timeline.span if self.objective == "span" else self.timeline.makespan
+
+    @property
+    def offloaded_stages(self) -> list[int]:
+        """The stages of which some microbatch is offloaded."""
+        return np.flatnonzero(self.schedule.has(Kind.O).any(axis=1)).tolist()
+
+    @property
+    def recomputed_stages(self) -> list[int]:
+        """The stages that are run again for some microbatch."""
+        return np.flatnonzero(self.schedule.has(Kind.R).any(axis=1)).tolist()
 
     @property
     def bound(self) -> float:
@@ -84,7 +96,7 @@ def search_all(
     num_microbatches: int,
     memory: ArrayLike,
     objective: Objective,
-    effort: str,
+    effort: Effort,
 ) -> SearchResult:
     """Search several placements, each with its costs, and give the best result of any.
 
@@ -95,7 +107,7 @@ def search_all(
     Raises:
         UsageError: the numbers do not fit each other, or no schedule exists within the limits.
     """
-    tries, begin = effort_named(effort).shared_by(len(table)), time.perf_counter()
+    tries, begin = effort.shared_by(len(table)), time.perf_counter()
     unit = _time_unit(table.values())
     searches, errors = [], {}
     for place, costs in table.items():
@@ -132,19 +144,13 @@ def _time_unit(table: Iterable[Costs]) -> float:
 
     What counts as equal in a search is absolute; the unit of the costs must not matter.
     """
-    longest = max(max(costs.durations().max(), costs.transfer.max()) for costs in table)
+    longest = max(max(costs.durations()[: Kind.O].max(), costs.transfer.max()) for costs in table)
     return float(2.0 ** np.round(np.log2(longest))) if longest > 0 else 1.0
 
 
 def _scaled(costs: Costs, factor: float) -> Costs:
-    return Costs(
-        costs.forward * factor,
-        costs.backward_input * factor,
-        costs.backward_weight * factor,
-        costs.transfer * factor,
-        costs.activation,
-        costs.activation_kept,
-    )
+    times = ("forward", "backward_input", "backward_weight", "transfer")
+    return replace(costs, **{name: getattr(costs, name) * factor for name in times})
 
 
 def _easiest_to_mend(

@@ -1,10 +1,11 @@
 """Which registered schedules have a placement?"""
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 
 from zerobubble.costs import Costs
-from zerobubble.ir import Placement, Schedule
+from zerobubble.errors import ScheduleError
+from zerobubble.ir import Kind, Placement, Schedule
 from zerobubble.schedules import REGISTRY, Recipe
 from zerobubble.search.auto import AUTO
 
@@ -15,10 +16,11 @@ Known = Callable[[int, int, Costs], Schedule]
 _LARGEST_KEPT = 20_000
 
 
-def known_schedules(placement: Placement) -> dict[str, Known]:
+def known_schedules(placement: Placement, may_move: bool = False) -> dict[str, Known]:
     """List, by name, what builds the registered schedules that have a placement.
 
-    They can be built for copies of it with other numbers of ranks too.
+    They can be built for copies of it with other numbers of ranks too. Those that offload or
+    recompute are left out unless they ``may_move`` activations.
 
     >>> from zerobubble.ir import v_shape
     >>> "zb-v" in known_schedules(v_shape(4)), "1f1b" in known_schedules(v_shape(4))
@@ -30,10 +32,24 @@ def known_schedules(placement: Placement) -> dict[str, Known]:
         for parameters in ({}, {"v": per_rank}, {"waves": max(1, per_rank // 2)}):
             if not parameters.keys() <= recipe.parameters.keys():
                 continue
-            if recipe.place(placement.num_ranks, **parameters) == placement:
+            is_placed = recipe.place(placement.num_ranks, **parameters) == placement
+            if is_placed and (may_move or not _moves(recipe.name)):
                 found[recipe.name] = partial(_build, recipe, parameters)
                 break
     return found
+
+
+@cache
+def _moves(name: str) -> bool:
+    """Say whether a registered schedule offloads or recomputes anything."""
+    return any(_has_moves(REGISTRY[name], count) for count in (2, 3))
+
+
+def _has_moves(recipe: Recipe, count: int) -> bool:
+    try:
+        return recipe.build(count, 2 * count).num_kinds > Kind.O
+    except ScheduleError:  # it is not defined for these numbers
+        return False
 
 
 def _build(
