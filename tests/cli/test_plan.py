@@ -12,6 +12,7 @@ KEYS = {
     "model", "schedule", "ranks", "microbatches", "microbatch_size", "batch_size", "placement",
     "validate", "layers_per_stage", "step_ms", "span_ms", "makespan_ms", "bubble", "bound_ms",
     "gap", "binding", "samples_per_second", "tokens_per_second", "per_rank", "reasons",
+    "offloaded_stages", "recomputed_stages",
 }  # fmt: skip
 BASICS = ("--profile", "profile.json", "-p", 2, "--batch-size", 8)
 
