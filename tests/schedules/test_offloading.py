@@ -1,6 +1,6 @@
 """Do GIS, GIS-H, PO-H and PO-F need the memory and the time that PipeOffload publishes?
 
-Source: arXiv 2503.01328, table 1 and section 3. Memory is in microbatches of a rank, so that M is p;
+Source: arXiv 2503.01328, table 1 and section 3. Memory is in microbatches of a rank: M is p, and
 copies take no time in the formulas.
 """
 
