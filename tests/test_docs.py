@@ -1,5 +1,6 @@
-"""Do the commands of docs/plan.md print what stands there?"""
+"""Do the examples of the docs print what stands there?"""
 
+import doctest
 import re
 import shutil
 from pathlib import Path
@@ -22,3 +23,8 @@ def test_the_example_of_planning_prints_what_stands_there(tmp_path, monkeypatch,
         output = capsys.readouterr()
         assert (output.out + output.err).rstrip() == printed
     assert (tmp_path / "plan.json").exists()
+
+
+def test_the_example_of_offload_prints_what_stands_there():
+    failed, tried = doctest.testfile(str(ROOT / "docs" / "offload.md"), module_relative=False)
+    assert (failed, tried) == (0, 5)

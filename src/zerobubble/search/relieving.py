@@ -27,7 +27,7 @@ from zerobubble.simulate import Timeline
 
 # With quick effort less is tried: decisions in so many steps, ways that are changed, rounds of
 # changes, and ways that are tried on the problem itself.
-_QUICK, _USUAL = (2, 2, 1, 2), (4, 4, 3, 4)
+_QUICK, _USUAL = (2, 1, 1, 2), (4, 4, 3, 4)
 # What a single way gets of the effort of a search.
 _SHARE_OF_EFFORT = 4
 

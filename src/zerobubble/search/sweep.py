@@ -13,7 +13,7 @@ import numpy as np
 
 from zerobubble.costs import Costs
 from zerobubble.errors import ScheduleError, UsageError
-from zerobubble.ir import Kind, Placement
+from zerobubble.ir import Placement
 from zerobubble.schedules import REGISTRY, Recipe
 from zerobubble.search.auto import AUTO
 from zerobubble.search.effort import effort_named
@@ -165,11 +165,7 @@ def frontier(
     named, left_out = _named(table, num_ranks, num_microbatches)
     points: list[Point] = []
     for place, its in table.items():
-        known = [
-            timeline
-            for timeline in named
-            if timeline.schedule.placement == place and timeline.schedule.num_kinds <= Kind.O
-        ]
+        known = [timeline for timeline in named if timeline.schedule.placement == place]
         points += _sweep(its, place, num_microbatches, limits, objective, effort, known)
     return Frontier(objective, tuple(points), tuple(named), left_out)
 
@@ -250,6 +246,8 @@ def _timeline_of(
         costs = table.get(recipe.place(num_ranks, **parameters))
         if costs is not None:
             built = recipe.build(num_ranks, num_microbatches, costs, **parameters)
+            if built.has_copies:
+                raise ScheduleError("it offloads activations, and what is searched does not")
             return simulate(built, costs)
     raise ScheduleError(f"its placement {recipe.place(num_ranks)} is not searched")
 
