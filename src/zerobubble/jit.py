@@ -2,7 +2,7 @@
 
 A hot function is written over flat arrays and numbers only, so that the same text runs both ways
 with the same result. Importing and compiling take longer than a small problem, so a caller says
-how much work there is and small work stays in Python.
+how much work there is, and a function stays in Python until it has been given much of it.
 """
 
 from collections.abc import Callable
@@ -26,11 +26,13 @@ class Hot:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.python = function
+        self._work_so_far = 0
         self.__doc__ = function.__doc__
 
     def __call__(self, *arguments: Any, work: int = 0) -> Any:
         """Run it; ``work`` is about the number of steps of its innermost loop."""
-        if work >= SMALLEST_COMPILED_WORK and _can_compile():
+        self._work_so_far += work
+        if self._work_so_far >= SMALLEST_COMPILED_WORK and _can_compile():
             return self.compiled(*arguments)
         return self._run_in_python(arguments)
 
