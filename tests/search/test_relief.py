@@ -108,6 +108,14 @@ def test_never_worse_than_the_search_without(placement, m, data):
         assert found.value <= plain.value
 
 
+def test_slow_copies_are_left_alone():
+    """Half the memory of 1F1B is worth less time than a copy that takes as long as the step."""
+    asked = (per_rank(k=20, transfer=0), 4, 8, 2, "v", "span", "quick")
+    plain, found = search(*asked), search(*asked, offload="auto")
+    check(found, 2)
+    assert (found.value, found.offloaded_stages) == (plain.value, [])
+
+
 @pytest.mark.parametrize("placement", ["looped:4", "looped:8"])
 def test_a_quarter_of_the_memory_costs_at_most_three_points_of_bubble(placement):
     p, costs = 8, per_rank(k=1)
