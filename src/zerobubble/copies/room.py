@@ -25,7 +25,8 @@ def require_room(schedule: Schedule, costs: Costs, chosen: Flags, limits: Floats
         raise ScheduleError(
             f"{schedule.name}: rank {rank}: {schedule.op(highest[rank])} raises activation memory "
             f"to {least[rank]:g} even with all offloaded that may be, over the limit of "
-            f"{limits[rank]:g}: allow {least.max():.12g}, the least that this order can be brought to"
+            f"{limits[rank]:g}: allow {least.max():.12g}, the least that this order can be brought "
+            "to"
         )
 
 
