@@ -1,7 +1,7 @@
 """Are costs read, shared among stages and checked as their documentation says?"""
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -102,3 +102,19 @@ def test_costs_cannot_change():
     with pytest.raises(ValueError, match="read-only"):
         costs.forward[0] = 2
     assert np.all(costs.forward == 0.5)
+
+
+def test_light_recompute_holds_less_and_takes_longer():
+    costs = replace(
+        Costs.uniform(2, f=1, b=2, w=1, activation=8, kept=0.75).with_bandwidth(2),
+        activation_light=[2.0, 4.0],
+        recompute_light=[0.5, 0.0],
+        activation_input=[1.0, 6.0],
+    )
+    light = costs.light()
+    assert light.activation.tolist() == light.activation_offloaded.tolist() == [6, 4]
+    assert light.activation_kept.tolist() == [6, 4]
+    assert light.activation_input.tolist() == [1, 4]
+    assert light.backward_input.tolist() == [2.5, 2]
+    assert light.offload.tolist() == light.load.tolist() == [3, 2]
+    assert light.light().to_dict() == light.to_dict(), "what is gone is not gone twice"

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from zerobubble.cli.search import written_short
 from zerobubble.formats.json import dumps, load
 from zerobubble.schedules import build
 
@@ -63,3 +64,44 @@ def test_a_search_that_fails_leaves_the_file_as_it_was(refused, tmp_path):
         refused("search", "-p", 2, "-m", 4, "--memory", 0.5, "--out", path)
     assert kept.read_text() == dumps(build("1f1b", 2, 2))
     assert not new.exists()
+
+
+OFFLOADED = ("-p", 2, "-m", 4, "--placement", "looped:2", "--effort", "quick", "--memory", 0.5)
+
+
+def test_offload_and_recompute_are_told_by_stage(zerobubble):
+    asked = (*OFFLOADED, "--offload", "auto", "--offload-bandwidth", 1)
+    values = json.loads(zerobubble("search", *asked, "--json").out)
+    assert max(values["peak_memory_per_rank"]) <= 0.5
+    assert values["offloaded_stages"]
+    assert values["light_recompute"] is False
+    assert values["bound_span"] <= values["span"]
+
+
+def test_a_schedule_with_copies_is_written_and_shown_with_its_copies_timed(zerobubble, tmp_path):
+    written = tmp_path / "best.json"
+    asked = ("--offload", "all", "--offload-bandwidth", 0.5)
+    found = zerobubble("search", *OFFLOADED, *asked, "--json", "--out", written)
+    shown = zerobubble("show", written, *asked[2:], "--memory", 0.5, "--json")
+    assert json.loads(shown.out)["span"] == pytest.approx(json.loads(found.out)["span"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--offload", "auto"), "--offload needs the speed of the copies"),
+        (("--offload", "auto", "--offload-bandwidth", "fast"), "write a number above 0"),
+        (("--offload", "auto", "--offload-bandwidth", 0), "write a number above 0"),
+        (("--recompute", "light"), "give activation_light"),
+        (("--memory", 0.4, "--recompute", "full"), "allow at least 0.5 on rank 0"),
+    ],
+)
+def test_what_is_missing_for_offload_is_named(refused, flags, message):
+    assert message in refused("search", *OFFLOADED, *flags)
+
+
+@pytest.mark.parametrize(
+    ("stages", "text"), [([], "none"), ([3], "3"), ([0, 1, 2, 5, 7, 8], "0-2, 5, 7-8")]
+)
+def test_stages_in_a_row_are_written_short(stages, text):
+    assert written_short(stages) == text

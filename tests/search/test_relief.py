@@ -108,6 +108,16 @@ def test_never_worse_than_the_search_without(placement, m, data):
         assert found.value <= plain.value
 
 
+@pytest.mark.parametrize("words", [{"offload": "auto"}, {"recompute": "auto"}])
+def test_what_takes_longer_than_it_saves_is_left_alone(words):
+    """Copies as long as the step, or a third more work, are not worth a quarter of the memory."""
+    asked = (per_rank(k=20, transfer=0), 4, 8, 3, "linear", "span", "quick")
+    plain, found = search(*asked), search(*asked, **words)
+    check(found, 3)
+    assert found.value == plain.value == 32
+    assert found.offloaded_stages == found.recomputed_stages == []
+
+
 @pytest.mark.parametrize("placement", ["looped:4", "looped:8"])
 def test_a_quarter_of_the_memory_costs_at_most_three_points_of_bubble(placement):
     p, costs = 8, per_rank(k=1)

@@ -120,14 +120,14 @@ def _certificate(found: SearchResult) -> str:
 def _moved(found: SearchResult) -> str:
     """Say which stages leave the device or are run again."""
     light = "with" if found.is_light else "without"
-    offloaded, again = map(_ranges, (found.offloaded_stages, found.recomputed_stages))
+    offloaded, again = map(written_short, (found.offloaded_stages, found.recomputed_stages))
     return f"offloaded stages: {offloaded}; recomputed stages: {again}; {light} light recompute"
 
 
-def _ranges(stages: Sequence[int]) -> str:
+def written_short(stages: Sequence[int]) -> str:
     """Write sorted numbers with a dash for those in a row.
 
-    >>> _ranges([0, 1, 2, 5]), _ranges([])
+    >>> written_short([0, 1, 2, 5]), written_short([])
     ('0-2, 5', 'none')
     """
     runs: list[list[int]] = []

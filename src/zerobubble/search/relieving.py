@@ -19,7 +19,7 @@ from zerobubble.ir import Placement
 from zerobubble.search.effort import EFFORTS, Effort
 from zerobubble.search.engine import SearchResult, search_all
 from zerobubble.search.finds import PROVED
-from zerobubble.search.known import known_schedules
+from zerobubble.search.known import Known, known_schedules
 from zerobubble.search.problem import Objective
 from zerobubble.search.relief import Relief, require_room
 from zerobubble.search.ways import Case, Way, alone
@@ -159,16 +159,16 @@ class _Contest:
         return tried
 
     def try_known(self) -> None:
-        """Try registered schedules with copies of their own, and others with copies put in."""
-        for case in self.cases:
+        """Try registered schedules with their own copies and others, those first that are best."""
+        scored = []
+        for case in filter(lambda case: self.is_worth(case.bound), self.cases):
             for build in known_schedules(case.placement, may_move=True).values():
-                if not self.is_worth(case.bound):
-                    break
-                try:
-                    built = build(case.placement.num_ranks, case.num_microbatches, case.costs)
-                except ScheduleError:  # it is not defined for these numbers
-                    continue
-                self.keep(case, case.admitted(built, may_add=bool(self.effort.climbed)))
+                timeline = _built(build, case.shorter())
+                if timeline is not None:
+                    scored.append((case.value_of(timeline), case, build))
+        for _, case, build in sorted(scored, key=lambda each: each[0])[: self._real]:
+            if self.is_worth(case.bound):
+                self.keep(case, _built(build, case))
 
     def try_plain(self) -> None:
         """Search as if nothing could be moved, unless that cannot be better."""
@@ -212,3 +212,11 @@ def _best(tried: Sequence[Tried], number: int) -> list[Tried]:
     """Give the best few that led to a schedule, one for each value."""
     of_value = {each.value: each for each in reversed(tried) if each.value < np.inf}
     return [of_value[value] for value in sorted(of_value)[:number]]
+
+
+def _built(build: Known, case: Case) -> Timeline | None:
+    """Build a registered schedule, with copies within the limits; None where that cannot be."""
+    try:
+        return case.admitted(build(case.placement.num_ranks, case.num_microbatches, case.costs))
+    except ScheduleError:  # it is not defined for these numbers
+        return None

@@ -6,11 +6,12 @@ copies need the room, and O, L and R are put into the order that was found.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from zerobubble.copies import with_copies, with_recompute
+from zerobubble.copies import with_copies, with_recompute, without_copies
 from zerobubble.costs import Costs, Floats
 from zerobubble.errors import ScheduleError, UsageError
 from zerobubble.ir import Kind, Placement, Schedule
@@ -93,22 +94,27 @@ class Case:
                 yield Decision(first, ~first)
                 yield Decision(~first, first)
 
-    def admitted(self, schedule: Schedule, may_add: bool) -> Timeline | None:
-        """Simulate a schedule, with copies put in if it may be; None if it is not as asked for."""
-        if may_add and schedule.num_kinds <= Kind.O and self.relief.may_offload:
-            try:
-                schedule = with_copies(schedule, self.costs, memory=self.limits)
-            except ScheduleError:
-                return None
+    def admitted(self, schedule: Schedule) -> Timeline | None:
+        """Simulate a schedule as it is or with other copies; None if neither is as asked for."""
+        forms = [schedule]
+        if self.relief.may_offload:
+            with suppress(ScheduleError):
+                plain = without_copies(schedule)
+                moved = with_copies(plain, self.costs, memory=self.limits)
+                forms.append(moved.renamed("search"))
+        timelines = [simulate(form, self.costs) for form in forms if self._admits(form)]
+        return min(timelines, key=self.value_of, default=None)
+
+    def _admits(self, schedule: Schedule) -> bool:
+        """Say whether a schedule fits into the limits, and moves what is asked for and no more."""
         moved, again = (schedule.has(kind).any(axis=1) for kind in (Kind.O, Kind.R))
-        is_asked = (self.relief.may_offload or not moved.any()) and (
-            self.relief.may_run_again or not again.any()
-        )
-        if not self.relief.is_chosen:
-            is_asked &= bool((moved if self.relief.may_offload else again).all())
-        if not is_asked or violations(schedule, self.costs, self.limits):
-            return None
-        return simulate(schedule, self.costs)
+        if (moved.any() and not self.relief.may_offload) or (
+            again.any() and not self.relief.may_run_again
+        ):
+            return False
+        if not self.relief.is_chosen and not (moved if self.relief.may_offload else again).all():
+            return False
+        return not violations(schedule, self.costs, self.limits)
 
 
 @dataclass(frozen=True)
