@@ -65,8 +65,9 @@ class _Saved:
         tensor = self._tensor
         if self._is_modified or (tensor is not None and tensor._version != self._version):
             raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an "
-                "inplace operation: modify a clone"
+                f"a tensor of shape {list(tensor.shape if tensor is not None else self._look[1])} "
+                "that is needed for gradient computation has been modified by an inplace "
+                "operation: modify a clone"
             )
         if tensor is not None:
             return tensor
