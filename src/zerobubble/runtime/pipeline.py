@@ -389,6 +389,8 @@ class Pipeline:
             self._beginning = None
             for stage in self.stages.values():
                 stage.reset()
+            if self._failure is not None:
+                self.offloading.close()
 
     def validate(self) -> bool:
         """Carry out VALIDATE of the program; only its executor calls this."""
