@@ -11,7 +11,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from zerobubble.autograd import WeightQueue, deferring
 from zerobubble.errors import UsageError
-from zerobubble.runtime.boundary import Layout, flatten
+from zerobubble.runtime.boundary import Layout, enter, flatten
 from zerobubble.runtime.ledger import Ledger, tensors_given
 from zerobubble.runtime.loss_scaler import LossScaler
 from zerobubble.runtime.offload import Offloading
@@ -19,8 +19,6 @@ from zerobubble.runtime.offload.parcel import Parcel
 from zerobubble.runtime.partition import StageModule
 from zerobubble.runtime.randomness import Randomness
 from zerobubble.runtime.repeat import ChangedBuffers, Repeat, saving_nothing
-
-_unsafe_view = torch.ops.aten._unsafe_view.default
 
 LossFunction = Callable[[Any, Any], Tensor]
 
@@ -104,7 +102,7 @@ class Stage:
             for tensor, spec in zip(tensors, layout.tensors, strict=True):
                 tensor.requires_grad_(spec.requires_grad)
             leaves = [tensor for tensor in tensors if tensor.requires_grad]
-            entered = [_enter(tensor) if tensor.requires_grad else tensor for tensor in tensors]
+            entered = [enter(tensor) if tensor.requires_grad else tensor for tensor in tensors]
         self._inputs[microbatch] = (leaves, layout.build(entered))
 
     def give_batch(self, microbatches: list[Any]) -> None:
@@ -218,9 +216,7 @@ class Stage:
         size, smallest = self._sizes[microbatch], self._sizes[-1]
         if self.sums_losses:
             return loss
-        if (
-            smallest == self._sizes[0]
-        ):  # not times 1/m: a plain script divides, which rounds otherwise
+        if smallest == self._sizes[0]:  # not times 1/m: a plain script divides, which rounds else
             return loss / len(self._sizes)
         return loss * (size / sum(self._sizes))
 
@@ -313,15 +309,6 @@ def in_evaluation_mode(stages: Iterable[Stage]) -> Iterator[None]:
 def _edge(output: Tensor) -> GradientEdge:
     node = output.grad_fn
     return get_gradient_edge(output) if node is None else GradientEdge(node, output.output_nr)
-
-
-def _enter(leaf: Tensor) -> Tensor:
-    """Alias a boundary tensor, so that the first op of a stage may change it in place.
-
-    To autograd the result is no view: in-place ops on views of a leaf are forbidden.
-    """
-    entered: Tensor = _unsafe_view(leaf, leaf.shape)
-    return entered
 
 
 def _run_backward(edges: list[GradientEdge], gradients: list[Tensor]) -> None:
