@@ -176,9 +176,9 @@ class _Light:
             storage = output.untyped_storage()
             key = storage._cdata
             if key not in taken and is_dense(output):
-                start, gone = output.storage_offset(), functools.partial(self._gone, key)
-                made = (recipe, i, start, output.dtype, output._version, ref(storage, gone))
-                self._made[key] = _Made(*made)
+                until = ref(storage, functools.partial(self._gone, key))
+                start = int(output.storage_offset())
+                self._made[key] = _Made(recipe, i, start, output.dtype, output._version, until)
                 taken.add(key)
 
     def _gone(self, key: int, _: object) -> None:
@@ -204,7 +204,7 @@ class _Light:
             or tensor.is_neg()
         ):
             return None
-        distance = tensor.storage_offset() - made.start
+        distance = int(tensor.storage_offset()) - made.start
         part = Part(made.output, tuple(tensor.size()), tensor.stride(), distance)
         return made.recipe.slot_of(part)
 
@@ -235,7 +235,7 @@ def _drop_patches() -> None:
 
 
 def _innermost_hooks() -> Any:
-    return torch._C._autograd._top_saved_tensors_default_hooks(True)  # type: ignore[attr-defined]
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
 
 
 def _as_input(argument: Any, hold: Callable[[Tensor], Held]) -> Any:
@@ -270,7 +270,8 @@ def _light_function(original: Callable[..., Any], kind: _Kind) -> Callable[..., 
 def _light_module_call(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or not _is_light_class(type(self)):
+        kind: Any = type(self)
+        if torch.compiler.is_compiling() or not _is_light_class(kind):
             return original(self, *args, **kwargs)
         light = _current()
         if light is None or not _is_light(self):
@@ -282,7 +283,7 @@ def _light_module_call(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @functools.cache
-def _is_light_class(kind: type[nn.Module]) -> bool:
+def _is_light_class(kind: Any) -> bool:
     """Whether the name tells a norm or activation; torch's own are known by their functions."""
     is_of_torch = kind.__module__.startswith("torch.")
     return kind.__name__.endswith(("Norm", "Activation")) and not is_of_torch
@@ -291,7 +292,7 @@ def _is_light_class(kind: type[nn.Module]) -> bool:
 def _is_light(module: nn.Module) -> bool:
     return (
         not module._modules
-        and not _has_any_global_hook()
+        and not _has_any_global_hook()  # type: ignore[no-untyped-call]
         and not module._forward_hooks
         and not module._forward_pre_hooks
         and not module._backward_hooks

@@ -61,15 +61,15 @@ class Handed:
 class Blank:
     """An input of which only the shape counts, since the call does no more than draw a mask."""
 
-    __slots__ = ("_geometry", "_options")
+    __slots__ = ("_device", "_dtype", "_size", "_stride")
 
     def __init__(self, tensor: Tensor) -> None:
-        self._geometry = tensor.size(), tensor.stride()
-        self._options = {"dtype": tensor.dtype, "device": tensor.device}
+        self._size, self._stride = tensor.size(), tensor.stride()
+        self._dtype, self._device = tensor.dtype, tensor.device
 
     def value(self) -> Tensor:
         """Give a tensor of that shape, with any content."""
-        return torch.empty_strided(*self._geometry, **self._options)
+        return torch.empty_strided(self._size, self._stride, dtype=self._dtype, device=self._device)
 
 
 class Part(NamedTuple):
