@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zerobubble.autograd import ready_to_defer
+from zerobubble.autograd import ready_to_defer, recomputing_light
 from zerobubble.costs import Costs
 from zerobubble.errors import PipelineError, UsageError
 from zerobubble.ir import Schedule
@@ -41,6 +41,7 @@ from zerobubble.simulate import Timeline
 from zerobubble.verify import verify
 
 _BETWEEN = "what comes between steps"
+_RECOMPUTING = {"off": nullcontext, "light": recomputing_light}
 
 
 class Pipeline:
@@ -60,6 +61,8 @@ class Pipeline:
         device: where this rank computes: ``cpu``, ``cuda`` or ``cuda:1``.
         seed: of the initial values of layers given as callables, and of what forwards draw.
         autocast: dtype of mixed precision, such as ``torch.bfloat16``; None for none.
+        recompute: ``light``: B computes norms, activation functions and dropout again, so that
+            fewer activations are kept, with the same bits; ``off``: all of them are kept.
         timeout: how many seconds a rank waits for another before all end; the error names who has
             been at work for the longest.
         num_recorded_steps: of how many last steps ``timelines`` and ``measured_run`` tell.
@@ -92,12 +95,15 @@ class Pipeline:
         device: str | torch.device = "cpu",
         seed: int = 0,
         autocast: torch.dtype | None = None,
+        recompute: str = "off",
         timeout: float = 600.0,
         num_recorded_steps: int = 1,
         recorded_steps: range | None = None,
     ) -> None:
         if loss_reduction not in ("mean", "sum"):
             raise UsageError(f"loss_reduction must be 'mean' or 'sum', not {loss_reduction!r}")
+        if recompute not in _RECOMPUTING:
+            raise UsageError(f"recompute must be 'off' or 'light', not {recompute!r}")
         given = unpack(layers, schedule, loss_fn, layers_per_stage, tied)
         self.layers_of_stage = given.layers_of_stage
         self._failure: PipelineError | None = None
@@ -113,7 +119,7 @@ class Pipeline:
         # Ranks in the order of their first stages: messages along it meet only who is ahead.
         self._chain = list(dict.fromkeys(placement.stage_to_rank))
         with naming_the_cause(self.rank, "building of the stages"):
-            build = partial(self._build_stage, given, seed, loss_reduction, autocast)
+            build = partial(self._build_stage, given, seed, loss_reduction, autocast, recompute)
             self.stages = {s: build(s) for s in placement.stages_of(self.rank)}
             self._running = self._run_by(given.schedule, programs)
         with naming_the_cause(self.rank, "tying of parameters"):
@@ -142,6 +148,7 @@ class Pipeline:
         seed: int,
         loss_reduction: str,
         autocast: torch.dtype | None,
+        recompute: str,
         number: int,
     ) -> Stage:
         numbers = self.layers_of_stage[number]
@@ -151,6 +158,7 @@ class Pipeline:
             loss_fn=given.loss_fn if number == given.schedule.num_stages - 1 else None,
             sums_losses=loss_reduction == "sum",
             autocast=build_autocast(self.device, autocast),
+            recomputing=_RECOMPUTING[recompute],
             ledger=self.ledger,
             randomness=self._randomness,
         )

@@ -18,6 +18,7 @@ from zerobubble.train.rules import nearest_multiples, read_range, require, requi
 VOCABULARY = 256
 Device = Literal["cpu", "cuda"]
 Precision = Literal["fp32", "bf16"]
+Recompute = Literal["off", "light"]
 Validate = Literal["post", "sync"]
 
 
@@ -43,6 +44,8 @@ class RunConfig:
     """Kind of device the ranks compute on."""
     precision: Precision = "fp32"
     """Data type of matrix products: float32, or bfloat16 by autocast."""
+    recompute: Recompute = "off"
+    """What B computes again instead of keeping it: nothing, or norms and activations (light)."""
     threads: int = 0
     """CPU threads of each rank; 0 shares the cores between the ranks of a machine."""
     timeout_s: Annotated[float, arg(aliases=("--timeout",))] = 60.0
@@ -57,6 +60,7 @@ class RunConfig:
         require(self, "above 0", "timeout_s")
         require_one_of("device", self.device, get_args(Device))
         require_one_of("precision", self.precision, get_args(Precision))
+        require_one_of("recompute", self.recompute, get_args(Recompute))
         if self.replan_after >= self.steps and self.replan_after:
             raise UsageError(
                 f"replan_after {self.replan_after} leaves none of {self.steps} steps to run"

@@ -71,6 +71,7 @@ def build_pipeline(config: TrainConfig, schedule: Schedule | Plan, model: Layere
         device=device,
         seed=config.run.seed,
         autocast=torch.bfloat16 if config.run.precision == "bf16" else None,
+        recompute=config.run.recompute,
         timeout=config.run.timeout_s,
         num_recorded_steps=max(config.report.num_last_steps, _replanning_steps(config)),
         recorded_steps=config.report.chosen_steps,
