@@ -227,6 +227,7 @@ class Pipeline:
         validate: str = "sync",
         loss_scaler: LossScaler | torch.amp.GradScaler | None = None,
         master_weights: bool = False,
+        offload_state: bool = False,
         **options: Any,
     ) -> PipelineOptimizer:
         """Wrap an optimizer so that its step agrees over all ranks; all must make the same call.
@@ -240,11 +241,13 @@ class Pipeline:
             loss_scaler: by which the loss is scaled and gradients are unscaled; its scale follows
                 the steps.
             master_weights: step float32 copies of parameters in bfloat16 and float16.
+            offload_state: keep the state of AdamW, Adam or SGD in host memory, of which at most
+                two buckets (``attempt.BUCKET_BYTES``) are on the device; master weights stay.
             options: keywords of the optimizer class, such as ``lr``.
 
         Raises:
-            UsageError: ``validate`` is unknown, the options do not fit, or there is a loss scaler
-                for one of several optimizers.
+            UsageError: ``validate`` is unknown, the options do not fit, there is a loss scaler for
+                one of several optimizers, or the state of this class cannot be offloaded.
         """
         scaler = find_loss_scaler(loss_scaler)
         if self._optimizers and (scaler or self._optimizers[0].loss_scaler):
@@ -254,7 +257,12 @@ class Pipeline:
         parameters = dict(self.named_parameters())
         weights = build_weights(optimizer, parameters, options, master_weights)
         wrapped = PipelineOptimizer(
-            weights, agreement, self._tied, validate=validate, loss_scaler=scaler
+            weights,
+            agreement,
+            self._tied,
+            validate=validate,
+            loss_scaler=scaler,
+            offload_state=offload_state,
         )
         with naming_the_cause(self.rank, "building of an optimizer"):
             settings = {"number of optimizers": number, "max_grad_norm": max_grad_norm}

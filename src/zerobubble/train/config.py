@@ -147,6 +147,9 @@ class OptimizerConfig:
     validate: Validate = "post"
     """Step before the norm over all ranks is known (post) or after (sync), with the same bits."""
 
+    offload_optimizer: bool = False
+    """Keep the optimizer's state in host memory; it comes to the device bucket by bucket."""
+
     def __post_init__(self) -> None:
         require_one_of("validate", self.validate, get_args(Validate))
         require(self, "above 0", "lr")

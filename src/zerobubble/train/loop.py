@@ -88,7 +88,12 @@ def build_optimizer(config: TrainConfig, pipe: Pipeline) -> PipelineOptimizer:
     ]
     adamw = torch.optim.AdamW(groups, lr=settings.lr, betas=(settings.beta1, settings.beta2))
     limit = settings.max_grad_norm or None
-    return pipe.optimizer(adamw, max_grad_norm=limit, validate=settings.validate)
+    return pipe.optimizer(
+        adamw,
+        max_grad_norm=limit,
+        validate=settings.validate,
+        offload_state=settings.offload_optimizer,
+    )
 
 
 def threads_per_rank(wanted: int, local_ranks: int) -> int:
