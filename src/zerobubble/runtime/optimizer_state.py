@@ -124,15 +124,15 @@ class HostState(OptimizerState):
 
     def put(self, parameters: Parameters, states: States) -> None:
         """Send state back behind the kernel; wait for it where the kernel has made it."""
-        is_new = any(p not in self.inner.state for p in parameters)
+        known = {id(v) for p in parameters for v in self.inner.state.get(p, {}).values()}
         copies: _Copies = []
         for parameter, state in zip(parameters, states, strict=True):
             copies += self._take_home(parameter, state)
             state.clear()  # whoever holds it must not hold its tensors
-        if is_new:
-            self._count(value for _, value in copies)
+        new = [value for home, value in copies if id(home) not in known]
+        self._count(new)
         sent = self._run_behind(parameters, lambda: _copy(copies))
-        if is_new:
+        if new:
             sent()
 
     def load(self, state: dict[str, Any]) -> None:
