@@ -52,7 +52,7 @@ def _evaluate(nodes, parameters, x):
             case "in place":
                 y = (h * 1).relu_()
             case "part":
-                y = F.silu(h).transpose(0, 1)[:, :1] * h[:1].transpose(0, 1)
+                y = F.silu(h).transpose(0, 1)[:, 1:] * h[:1].transpose(0, 1)
                 y = y.expand(3, 2, WIDTH).transpose(0, 1)
             case "pair":
                 y = F.gelu(F.linear(h, weight)).mul_(2.0) + bias
