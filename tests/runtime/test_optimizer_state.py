@@ -1,6 +1,7 @@
 """Does state in host memory step to the same bits, with at most two buckets on the device?"""
 
 import copy
+import time
 
 import pytest
 import torch
@@ -97,6 +98,13 @@ def step_large(weights, way):
 @pytest.mark.parametrize("way", ["post", "sync"])
 @torch.no_grad()
 def test_at_most_two_buckets_of_state_are_on_the_device(way, num_steps, monkeypatch):
+    copy_fast = optimizer_state._copy
+
+    def copy_slowly(copies):  # so that more would pile up if nothing waited
+        time.sleep(0.01)
+        copy_fast(copies)
+
+    monkeypatch.setattr(optimizer_state, "_copy", copy_slowly)
     monkeypatch.setattr(attempt_module, "BUCKET_BYTES", 4 * NUM_VALUES)
     parameters = [nn.Parameter(torch.randn(NUM_VALUES)) for _ in range(NUM_PARAMETERS)]
     weights = Weights(torch.optim.AdamW(parameters, lr=0.1))
