@@ -403,3 +403,14 @@ def test_fifty_steps_hold_what_one_holds(name):
             del y
             found.append(live.num_bytes(_held(model)))
     assert set(found[1:]) == {0}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("layers", ["norms", "own norm", "dropouts", "in place"])
+def test_chains_have_the_same_bits_on_a_cuda_device(layers):
+    case = CASES["gpt"]._replace(
+        build=lambda: nn.Sequential(*between(*LAYERS[layers]())).cuda(),
+        inputs=lambda: (hidden()[0].cuda(),),
+    )
+    assert_same_bits(case, splits=True)

@@ -196,3 +196,25 @@ def test_hooks_on_step_are_refused():
     inner.register_step_post_hook(lambda *_: None)
     with pytest.raises(UsageError, match="has hooks on step, or another step: remove them"):
         must_be_steppable_in_buckets(inner)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("options", [{}, {"fused": True}], ids=["foreach", "fused"])
+@torch.no_grad()
+def test_a_cuda_device_steps_pinned_state_to_the_same_bits(options, monkeypatch):
+    monkeypatch.setattr(attempt_module, "BUCKET_BYTES", 4 * NUM_VALUES)
+    values = torch.randn(NUM_PARAMETERS, NUM_VALUES, device="cuda")
+    plain, host = (
+        Weights(torch.optim.AdamW([nn.Parameter(v.clone()) for v in values], lr=0.1, **options))
+        for _ in range(2)
+    )
+    host.offload_state()
+    for weights in (plain, host):
+        torch.manual_seed(1)
+        for way in ("sync", "post", "post"):
+            step_large(weights, way)
+    host.state.finish()
+    assert all(map(torch.equal, host.owned, plain.owned))
+    assert all(s["exp_avg"].is_pinned() for s in host.inner.state.values())
+    assert host.state.on_device.peak_bytes <= 2 * 2 * 4 * NUM_VALUES
