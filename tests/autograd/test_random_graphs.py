@@ -8,12 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from zerobubble.autograd import WeightQueue, deferring
+from zerobubble.autograd import WeightQueue, deferring, recomputing_light
 
 WIDTH, NUM_PARAMETERS = 5, 3
 
 NODES = st.tuples(
     st.sampled_from(["linear", "biased", "matmul", "addmm", "relu", "add"]),
+    st.integers(0, NUM_PARAMETERS - 1),
+    st.integers(0, 7),
+)
+LIGHT = ["norm", "gelu", "dropout", "product", "in place", "part", "pair"]
+NODES_WITH_LIGHT = st.tuples(
+    st.sampled_from(["linear", "biased", "relu", "add", *LIGHT]),
     st.integers(0, NUM_PARAMETERS - 1),
     st.integers(0, 7),
 )
@@ -35,13 +41,28 @@ def _evaluate(nodes, parameters, x):
                 y = torch.addmm(bias, h.flatten(0, 1), weight).view_as(h)
             case "relu":
                 y = h.relu()
+            case "norm":
+                y = F.layer_norm(h, (WIDTH,), bias, weight[0])
+            case "gelu":
+                y = F.gelu(h)
+            case "dropout":
+                y = F.dropout(h, 0.4)
+            case "product":
+                y = values[-1] * h
+            case "in place":
+                y = (h * 1).relu_()
+            case "part":
+                y = F.silu(h).transpose(0, 1)[:, 1:] * h[:1].transpose(0, 1)
+                y = y.expand(3, 2, WIDTH).transpose(0, 1)
+            case "pair":
+                y = F.gelu(F.linear(h, weight)).mul_(2.0) + bias
             case _:
                 y = values[-1] + h
         values.append(y * 0.5)
     return sum(values[1:], values[0])
 
 
-def _gradients(nodes, num_microbatches, seed, split):
+def _gradients(nodes, num_microbatches, seed, split, light=False):
     torch.manual_seed(seed)
     shapes = [(WIDTH, WIDTH), (WIDTH,)] * NUM_PARAMETERS
     parameters = [nn.Parameter(torch.randn(shape)) for shape in shapes]
@@ -49,7 +70,8 @@ def _gradients(nodes, num_microbatches, seed, split):
     inputs = [torch.randn(2, 3, WIDTH, requires_grad=True) for _ in queues]
     for x, queue in zip(inputs, queues, strict=True):
         with deferring(queue) if split else nullcontext():
-            y = _evaluate(nodes, parameters, x)
+            with recomputing_light() if light else nullcontext():
+                y = _evaluate(nodes, parameters, x)
             y.backward(torch.randn_like(y))
     for queue in queues:
         queue.run()
@@ -77,3 +99,17 @@ def test_gradients_of_random_graphs_agree(nodes, num_microbatches, seed):
             assert torch.equal(a, b)
         elif a is not None:
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+@settings(max_examples=100)
+@given(
+    nodes=st.lists(NODES_WITH_LIGHT, min_size=1, max_size=8),
+    seed=st.integers(0, 1000),
+    split=st.booleans(),
+)
+def test_gradients_have_the_same_bits_where_light_ops_run_again(nodes, seed, split):
+    plain = _gradients(nodes, 2, seed, split)
+    light = _gradients(nodes, 2, seed, split, light=True)
+    for a, b in zip(light, plain, strict=True):
+        assert (a is None) == (b is None)
+        assert a is None or torch.equal(a, b)

@@ -28,6 +28,8 @@ def changed(config=None, **changes):
         ),
         ("--precision=bf16 --tied-head", {"precision": "bf16", "tied_head": True}),
         ("--no-tied-head --lr 1e-3", {"lr": 1e-3}),
+        ("--recompute light", {"recompute": "light"}),
+        ("--offload-optimizer", {"offload_optimizer": True}),
         ("--timeout 5", {"timeout_s": 5.0}),
         ("--paths a b/c --batch-size 8", {"paths": ("a", "b/c"), "batch_size": 8}),
     ],

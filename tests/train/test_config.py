@@ -46,6 +46,7 @@ def test_importing_the_configuration_leaves_torch_unimported():
         (lambda: RunConfig(timeout_s=0.0), "timeout_s must be above 0, not 0.0"),
         (lambda: RunConfig(device="tpu"), "device must be one of cpu, cuda, not 'tpu'"),
         (lambda: RunConfig(precision="fp8"), "precision must be one of fp32, bf16, not 'fp8'"),
+        (lambda: RunConfig(recompute="all"), "recompute must be one of off, light, not 'all'"),
         (lambda: ModelConfig(layers=0), "layers must be at least 1, not 0"),
         (lambda: ModelConfig(sequence=0), "sequence must be at least 1, not 0"),
         (lambda: ModelConfig(ffn_multiple=-1.0), "ffn_multiple must be above 0, not -1.0"),

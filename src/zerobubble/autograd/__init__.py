@@ -12,6 +12,9 @@ the :class:`WeightQueue` (W) whenever it suits: the gradients are those of a pla
     operands.py    which operands can be split
     function.py    the node that stands in the autograd graph
     native.py      the same node in C++, if it has been built
+    light.py       which calls are cheap enough for B to compute them again
+    recipe.py      how such a call leaves the graph after F and is made again in B
+    patching.py    how functions are replaced while a block runs
     queue.py       what waits between B and W, and how it reaches ``.grad``
     report.py      what is left to W, and why the rest is not
     consumers.py   which ops of a graph use a parameter
@@ -21,6 +24,7 @@ the :class:`WeightQueue` (W) whenever it suits: the gradients are those of a pla
 
 from zerobubble.autograd.data_parallel import gradient_sync_at_end
 from zerobubble.autograd.intercept import current_queue, deferring, ready_to_defer
+from zerobubble.autograd.light import recomputing_light
 from zerobubble.autograd.native import build_native
 from zerobubble.autograd.queue import WeightQueue
 from zerobubble.autograd.report import SplitReport, split_report
@@ -35,6 +39,7 @@ __all__ = [
     "deferring",
     "gradient_sync_at_end",
     "ready_to_defer",
+    "recomputing_light",
     "split_report",
     "splitting",
 ]

@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 from zerobubble.autograd import address, compiled
 from zerobubble.autograd.function import Op
 from zerobubble.autograd.ops import SITES
+from zerobubble.autograd.patching import Patches
 from zerobubble.autograd.queue import WeightQueue
 
 
@@ -23,7 +24,6 @@ _here = _Here()
 _lock = threading.Lock()
 _active: dict[object, WeightQueue | None] = {}  # of all threads, in the order in which they entered
 _latest: WeightQueue | None = None
-_replaced: list[tuple[Any, str, Any, bool]] = []
 
 
 class deferring:
@@ -93,7 +93,7 @@ def _enter(token: object, queue: WeightQueue | None) -> None:
     global _latest
     with _lock:
         if not _active:
-            _patch()
+            _patches.apply()
         _active[token] = queue
         if queue is not None:
             _latest = queue
@@ -108,23 +108,7 @@ def _leave(token: object) -> None:
             if queue is not None:
                 _latest = queue
         if not _active:
-            _restore()
-
-
-def _patch() -> None:
-    for owner, name, handler in SITES:
-        original = getattr(owner, name)
-        _replaced.append((owner, name, original, name in vars(owner)))
-        setattr(owner, name, _intercepted(original, handler))
-
-
-def _restore() -> None:
-    while _replaced:
-        owner, name, original, is_own = _replaced.pop()
-        if is_own:
-            setattr(owner, name, original)
-        else:
-            delattr(owner, name)
+            _patches.restore()
 
 
 @functools.cache  # the same object every time: a compiled module is guarded on its identity
@@ -135,7 +119,7 @@ def _intercepted(original: Op, handler: Op) -> Op:
     def call(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return traced(original, *args, **kwargs)
-        if _is_plain_autograd():
+        if is_plain_autograd():
             queue = current_queue()
             if queue is not None:
                 out = handler(original, queue, *args, **kwargs)
@@ -146,7 +130,14 @@ def _intercepted(original: Op, handler: Op) -> Op:
     return call
 
 
-def _is_plain_autograd() -> bool:
+_patches = Patches(
+    (owner, name, functools.partial(_intercepted, handler=handler))
+    for owner, name, handler in SITES
+)
+
+
+def is_plain_autograd() -> bool:
+    """Whether a graph is recorded and nothing but autograd transforms the calls."""
     return (
         torch.is_grad_enabled()
         and not torch._C._are_functorch_transforms_active()

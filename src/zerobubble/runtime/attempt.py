@@ -9,7 +9,7 @@ parameters need no copy. Any other optimizer really steps, after a full snapshot
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -20,8 +20,10 @@ from torch import Tensor, nn
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils import _pytree as pytree
 
+from zerobubble.errors import UsageError
 from zerobubble.runtime.agreement import Verdict
 from zerobubble.runtime.master_weights import Weights
+from zerobubble.runtime.optimizer_state import States, copy_of
 
 BUCKET_BYTES = 64 * 2**20
 _LIGHT = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD)
@@ -68,6 +70,20 @@ def attempt(weights: Weights, owned: Sequence[nn.Parameter]) -> Attempt:
     return begun
 
 
+def step_in_buckets(weights: Weights) -> None:
+    """Step as the optimizer would, a bucket at a time, and drop the gradients."""
+    inner = weights.inner
+    assert inner is not None, "only an optimizer can step"
+    buckets = list(_buckets(inner))
+    all_states = weights.state.each([owned for _, owned in buckets])
+    for (options, owned), states in zip(buckets, all_states, strict=True):
+        values = [p.detach() for p in owned]
+        gradients = [p.grad for p in owned if p.grad is not None]
+        weights.state.put(owned, _run_kernel(inner, options, values, gradients, states))
+    weights.drop_gradients()
+    inner.step()  # moves nothing, but learning-rate schedulers watch for it
+
+
 def multiply(gradients: list[Tensor], factor: float) -> None:
     """Multiply gradients, of which there may be none, in place."""
     if gradients and factor != 1:
@@ -87,6 +103,20 @@ def must_see_what_stands(inner: torch.optim.Optimizer) -> bool:
     )
 
 
+def must_be_steppable_in_buckets(inner: torch.optim.Optimizer) -> None:
+    """Raise a UsageError unless the state of an optimizer may come and go by buckets."""
+    if type(inner) not in _LIGHT:
+        raise UsageError(
+            f"offload_state works with AdamW, Adam and SGD, not with {type(inner).__name__}: "
+            "use one of these, or leave the state on the device"
+        )
+    if must_see_what_stands(inner):
+        raise UsageError(
+            "offload_state steps bucket by bucket, but the optimizer has hooks on step, or another "
+            "step: remove them, or leave the state on the device"
+        )
+
+
 @dataclass
 class _Bucket:
     """Some parameters of one group: their values before the attempt, and their gradients."""
@@ -102,7 +132,11 @@ class _LightAttempt(Attempt):
         assert weights.inner is not None
         self.inner = weights.inner
         self.weights = weights
-        self._buckets = [self._try(*bucket) for bucket in _buckets(self.inner)]
+        buckets = list(_buckets(self.inner))
+        states = weights.state.each_copied([owned for _, owned in buckets])
+        self._buckets = [
+            self._try(*bucket, copies) for bucket, copies in zip(buckets, states, strict=True)
+        ]
 
     @property
     def kept(self) -> list[Tensor]:
@@ -117,13 +151,12 @@ class _LightAttempt(Attempt):
     def _gradients(self) -> list[Tensor]:
         return [gradient for bucket in self._buckets for gradient in bucket.gradients]
 
-    def _try(self, options: dict[str, Any], owned: list[nn.Parameter]) -> _Bucket:
+    def _try(self, options: dict[str, Any], owned: list[nn.Parameter], states: States) -> _Bucket:
         """Give the working parameters their new values; copies of a bucket live that long."""
         masters = self.weights.masters
         before = [p.detach() if p in masters else p.detach().clone() for p in owned]
         after = [p.detach().clone() if p in masters else p.detach() for p in owned]
         gradients = [p.grad for p in owned if p.grad is not None]
-        states = [_copy_of(self.inner.state.get(p, {})) for p in owned]
         _run_kernel(self.inner, options, after, [g.clone() for g in gradients], states)
         for parameter, value in zip(owned, after, strict=True):
             if parameter in masters:
@@ -131,13 +164,11 @@ class _LightAttempt(Attempt):
         return _Bucket(options, owned, before, gradients)
 
     def commit(self) -> None:
-        for bucket in self._buckets:
-            states = [self.inner.state.get(p, {}) for p in bucket.owned]
+        all_states = self.weights.state.each([bucket.owned for bucket in self._buckets])
+        for bucket, states in zip(self._buckets, all_states, strict=True):
             gradients = bucket.gradients
             new = _run_kernel(self.inner, bucket.options, bucket.before, gradients, states)
-            for parameter, state in zip(bucket.owned, new, strict=True):
-                if state:
-                    self.inner.state[parameter] = state
+            self.weights.state.put(bucket.owned, new)
 
     def redo(self, factor: float) -> None:
         multiply(self._gradients(), factor)
@@ -203,7 +234,7 @@ class _SnapshotAttempt(Attempt):
         self.inner = weights.inner
         self.weights = weights
         self._values = {p: p.detach().clone() for p in weights.owned}
-        self._state = _copy_of(self.inner.state)
+        self._state = copy_of(self.inner.state)
         self._options = _options(self.inner)
         self._gradients = {p: p.grad for p in owned if p.grad is not None}
         for parameter, gradient in self._gradients.items():
@@ -269,9 +300,3 @@ def _is_same(value: Any, other: Any) -> bool:
     if isinstance(value, Tensor) and isinstance(other, Tensor):
         return torch.equal(value, other)
     return bool(value == other)
-
-
-def _copy_of(state: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Copy tensors and values, however nested; parameters stand for themselves."""
-    parameters = {id(key): key for key in state if isinstance(key, Tensor)}
-    return {key: deepcopy(value, dict(parameters)) for key, value in state.items()}

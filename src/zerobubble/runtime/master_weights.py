@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from zerobubble.errors import UsageError
+from zerobubble.runtime.optimizer_state import HostState, OptimizerState, ResidentState
 
 _LOW_PRECISION = (torch.bfloat16, torch.float16)
 
@@ -30,6 +31,18 @@ class Weights:
     ) -> None:
         self.inner = inner
         self.masters = dict(working or {})
+        self._state: OptimizerState | None = None if inner is None else ResidentState(inner)
+
+    @property
+    def state(self) -> OptimizerState:
+        """The state of the optimizer."""
+        assert self._state is not None, "only an optimizer has state"
+        return self._state
+
+    def offload_state(self) -> None:
+        """Let the state live in host memory; masters stay where they are."""
+        if self.inner is not None:
+            self._state = HostState(self.inner)
 
     @property
     def owned(self) -> list[nn.Parameter]:

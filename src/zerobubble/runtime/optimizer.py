@@ -18,7 +18,14 @@ from torch import Tensor, nn
 
 from zerobubble.errors import UsageError
 from zerobubble.runtime.agreement import Agreement, Verdict
-from zerobubble.runtime.attempt import Attempt, attempt, multiply, must_see_what_stands
+from zerobubble.runtime.attempt import (
+    Attempt,
+    attempt,
+    multiply,
+    must_be_steppable_in_buckets,
+    must_see_what_stands,
+    step_in_buckets,
+)
 from zerobubble.runtime.failure import naming_the_cause
 from zerobubble.runtime.loss_scaler import LossScaler
 from zerobubble.runtime.master_weights import Weights
@@ -67,9 +74,13 @@ class PipelineOptimizer:
         *,
         validate: str = "sync",
         loss_scaler: LossScaler | None = None,
+        offload_state: bool = False,
     ) -> None:
         if validate not in ("post", "sync"):
             raise UsageError(f"validate must be 'post' or 'sync', not {validate!r}")
+        if offload_state and weights.inner is not None:
+            must_be_steppable_in_buckets(weights.inner)
+            weights.offload_state()
         self.inner = weights.inner
         self.agreement = agreement
         self.loss_scaler = loss_scaler
@@ -79,6 +90,7 @@ class PipelineOptimizer:
         self._weights = weights
         self._tied = tied
         self._may_guess = validate == "post"
+        self._offloads_state = offload_state
         self._expects_to_clip = False
         self._pending: _Pending | None = None
         # A process that ends while the others still settle this step would break their connection.
@@ -109,8 +121,11 @@ class PipelineOptimizer:
 
         Raises:
             PipelineError: another rank has gone.
+            UsageError: the state is offloaded, but ``step`` has got hooks.
         """
-        self.synchronize()
+        self.settle()
+        if self._offloads_state and self.inner is not None:
+            must_be_steppable_in_buckets(self.inner)
         self.num_steps += 1
         with naming_the_cause(self._tied.rank, f"optimizer step {self.num_steps}"):
             self._tied.sum_gradients(self._weights.all_working)
@@ -143,6 +158,8 @@ class PipelineOptimizer:
     def synchronize(self) -> None:
         """Wait until the outcome of the last step is known; all ranks must call this together."""
         self.settle()
+        if self.inner is not None:
+            self._weights.state.finish()
 
     @torch.no_grad()
     def settle(self) -> bool:
@@ -198,7 +215,7 @@ class PipelineOptimizer:
                 "scaler on this rank: build it as it was when the state was saved"
             )
         if self.inner is not None:
-            self.inner.load_state_dict(state["inner"])
+            self._weights.state.load(state["inner"])
         if scaler is not None:
             scaler.load_state_dict(state["loss_scaler"])
         for master, value in zip(masters, state["master_weights"], strict=True):
@@ -236,7 +253,10 @@ class PipelineOptimizer:
         """Take the step as it will stand, and drop the gradients."""
         if verdict.is_finite and self.inner is not None:
             multiply([p.grad for p in owned if p.grad is not None], verdict.factor)
-            self.inner.step()
+            if self._offloads_state:
+                step_in_buckets(self._weights)
+            else:
+                self.inner.step()
             self._weights.round(owned)
         self.zero_grad()
 

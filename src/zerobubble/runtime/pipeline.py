@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zerobubble.autograd import ready_to_defer
+from zerobubble.autograd import ready_to_defer, recomputing_light
 from zerobubble.costs import Costs
 from zerobubble.errors import PipelineError, UsageError
 from zerobubble.ir import Schedule
@@ -42,6 +42,7 @@ from zerobubble.simulate import Timeline
 from zerobubble.verify import verify
 
 _BETWEEN = "what comes between steps"
+_RECOMPUTING = {"off": nullcontext, "light": recomputing_light}
 
 
 class Pipeline:
@@ -61,6 +62,8 @@ class Pipeline:
         device: where this rank computes: ``cpu``, ``cuda`` or ``cuda:1``.
         seed: of the initial values of layers given as callables, and of what forwards draw.
         autocast: dtype of mixed precision, such as ``torch.bfloat16``; None for none.
+        recompute: ``light``: B computes norms, activation functions and dropout again, so that
+            fewer activations are kept, with the same bits; ``off``: all of them are kept.
         timeout: how many seconds a rank waits for another before all end; the error names who has
             been at work for the longest.
         num_recorded_steps: of how many last steps ``timelines`` and ``measured_run`` tell.
@@ -94,6 +97,7 @@ class Pipeline:
         device: str | torch.device = "cpu",
         seed: int = 0,
         autocast: torch.dtype | None = None,
+        recompute: str = "off",
         timeout: float = 600.0,
         num_recorded_steps: int = 1,
         recorded_steps: range | None = None,
@@ -101,6 +105,8 @@ class Pipeline:
     ) -> None:
         if loss_reduction not in ("mean", "sum"):
             raise UsageError(f"loss_reduction must be 'mean' or 'sum', not {loss_reduction!r}")
+        if recompute not in _RECOMPUTING:
+            raise UsageError(f"recompute must be 'off' or 'light', not {recompute!r}")
         given = unpack(layers, schedule, loss_fn, layers_per_stage, tied)
         self.layers_of_stage = given.layers_of_stage
         self._failure: PipelineError | None = None
@@ -117,7 +123,7 @@ class Pipeline:
         self._chain = list(dict.fromkeys(placement.stage_to_rank))
         with naming_the_cause(self.rank, "building of the stages"):
             self.offloading = Offloading(offload or Offload(), self.device, self.rank)
-            build = partial(self._build_stage, given, seed, loss_reduction, autocast)
+            build = partial(self._build_stage, given, seed, loss_reduction, autocast, recompute)
             self.stages = {s: build(s) for s in placement.stages_of(self.rank)}
             self._running = self._run_by(given.schedule, programs)
         with naming_the_cause(self.rank, "tying of parameters"):
@@ -146,6 +152,7 @@ class Pipeline:
         seed: int,
         loss_reduction: str,
         autocast: torch.dtype | None,
+        recompute: str,
         number: int,
     ) -> Stage:
         numbers = self.layers_of_stage[number]
@@ -155,6 +162,7 @@ class Pipeline:
             loss_fn=given.loss_fn if number == given.schedule.num_stages - 1 else None,
             sums_losses=loss_reduction == "sum",
             autocast=build_autocast(self.device, autocast),
+            recomputing=_RECOMPUTING[recompute],
             ledger=self.ledger,
             randomness=self._randomness,
             offloading=self.offloading,
@@ -224,6 +232,7 @@ class Pipeline:
         validate: str = "sync",
         loss_scaler: LossScaler | torch.amp.GradScaler | None = None,
         master_weights: bool = False,
+        offload_state: bool = False,
         **options: Any,
     ) -> PipelineOptimizer:
         """Wrap an optimizer so that its step agrees over all ranks; all must make the same call.
@@ -237,11 +246,13 @@ class Pipeline:
             loss_scaler: by which the loss is scaled and gradients are unscaled; its scale follows
                 the steps.
             master_weights: step float32 copies of parameters in bfloat16 and float16.
+            offload_state: keep the state of AdamW, Adam or SGD in host memory, of which at most
+                two buckets (``attempt.BUCKET_BYTES``) are on the device; master weights stay.
             options: keywords of the optimizer class, such as ``lr``.
 
         Raises:
-            UsageError: ``validate`` is unknown, the options do not fit, or there is a loss scaler
-                for one of several optimizers.
+            UsageError: ``validate`` is unknown, the options do not fit, there is a loss scaler for
+                one of several optimizers, or the state of this class cannot be offloaded.
         """
         scaler = find_loss_scaler(loss_scaler)
         if self._optimizers and (scaler or self._optimizers[0].loss_scaler):
@@ -251,7 +262,12 @@ class Pipeline:
         parameters = dict(self.named_parameters())
         weights = build_weights(optimizer, parameters, options, master_weights)
         wrapped = PipelineOptimizer(
-            weights, agreement, self._tied, validate=validate, loss_scaler=scaler
+            weights,
+            agreement,
+            self._tied,
+            validate=validate,
+            loss_scaler=scaler,
+            offload_state=offload_state,
         )
         with naming_the_cause(self.rank, "building of an optimizer"):
             settings = {"number of optimizers": number, "max_grad_norm": max_grad_norm}

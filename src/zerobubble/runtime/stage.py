@@ -44,6 +44,7 @@ class Stage:
         loss_fn: on the last stage, maps output and target of a microbatch to a scalar.
         sums_losses: whether the loss of a batch is the sum over its microbatches, not their mean.
         autocast: gives the context of the forward, for mixed precision.
+        recomputing: gives the context of the forward that leaves some of its work to B.
         ledger: watches the memory of the rank.
         randomness: seeds F; None leaves the generators as they are.
         offloading: where activations go; needed for a schedule that offloads some.
@@ -62,6 +63,7 @@ class Stage:
         loss_fn: LossFunction | None = None,
         sums_losses: bool = False,
         autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        recomputing: Callable[[], AbstractContextManager[Any]] = nullcontext,
         ledger: Ledger | None = None,
         randomness: Randomness | None = None,
         offloading: Offloading | None = None,
@@ -72,6 +74,7 @@ class Stage:
         self.loss_fn = loss_fn
         self.sums_losses = sums_losses
         self.autocast = autocast
+        self.recomputing = recomputing
         self.ledger = ledger or Ledger()
         self.randomness = randomness or Randomness(0, torch.device("cpu"))
         self.offloading = offloading
@@ -140,7 +143,8 @@ class Stage:
         ``watching`` sees what the graph saves.
         """
         self.randomness.seed_forward(self.number, microbatch)
-        with self.autocast(), watching, self._deferring(microbatch, new=True):
+        deferring = self._deferring(microbatch, new=True)
+        with self.autocast(), watching, deferring, self.recomputing():
             output = self.module(given.value, **given.keywords)
             if self.loss_fn is None:
                 return output, None

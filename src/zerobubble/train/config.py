@@ -24,6 +24,7 @@ from zerobubble.train.rules import (
 VOCABULARY = 256
 Device = Literal["cpu", "cuda"]
 Precision = Literal["fp32", "bf16"]
+Recompute = Literal["off", "light"]
 Validate = Literal["post", "sync"]
 
 
@@ -49,6 +50,8 @@ class RunConfig:
     """Kind of device the ranks compute on."""
     precision: Precision = "fp32"
     """Data type of matrix products: float32, or bfloat16 by autocast."""
+    recompute: Recompute = "off"
+    """What B computes again instead of keeping it: nothing, or norms and activations (light)."""
     threads: int = 0
     """CPU threads of each rank; 0 shares the cores between the ranks of a machine."""
     timeout_s: Annotated[float, arg(aliases=("--timeout",))] = 60.0
@@ -71,6 +74,7 @@ class RunConfig:
             read_size(f"host_memory {self.host_memory!r}", self.host_memory)
         require_one_of("device", self.device, get_args(Device))
         require_one_of("precision", self.precision, get_args(Precision))
+        require_one_of("recompute", self.recompute, get_args(Recompute))
         if self.replan_after >= self.steps and self.replan_after:
             raise UsageError(
                 f"replan_after {self.replan_after} leaves none of {self.steps} steps to run"
@@ -156,6 +160,9 @@ class OptimizerConfig:
     """Clip the global gradient norm to this; 0 leaves gradients as they are."""
     validate: Validate = "post"
     """Step before the norm over all ranks is known (post) or after (sync), with the same bits."""
+
+    offload_optimizer: bool = False
+    """Keep the optimizer's state in host memory; it comes to the device bucket by bucket."""
 
     def __post_init__(self) -> None:
         require_one_of("validate", self.validate, get_args(Validate))

@@ -74,6 +74,7 @@ def build_pipeline(config: TrainConfig, schedule: Schedule | Plan, model: Layere
         device=device,
         seed=config.run.seed,
         autocast=torch.bfloat16 if config.run.precision == "bf16" else None,
+        recompute=config.run.recompute,
         timeout=config.run.timeout_s,
         num_recorded_steps=max(config.report.num_last_steps, _replanning_steps(config)),
         recorded_steps=config.report.chosen_steps,
@@ -101,7 +102,12 @@ def build_optimizer(config: TrainConfig, pipe: Pipeline) -> PipelineOptimizer:
     ]
     adamw = torch.optim.AdamW(groups, lr=settings.lr, betas=(settings.beta1, settings.beta2))
     limit = settings.max_grad_norm or None
-    return pipe.optimizer(adamw, max_grad_norm=limit, validate=settings.validate)
+    return pipe.optimizer(
+        adamw,
+        max_grad_norm=limit,
+        validate=settings.validate,
+        offload_state=settings.offload_optimizer,
+    )
 
 
 def threads_per_rank(wanted: int, local_ranks: int) -> int:
