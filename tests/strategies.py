@@ -1,12 +1,13 @@
 """Which schedules and costs do the property tests try? Hypothesis strategies, shared by all."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 from hypothesis import strategies as st
 
 from zerobubble.costs import Costs
-from zerobubble.ir import BW, B, F, Op, Placement, Schedule, W
+from zerobubble.ir import BW, B, F, Kind, L, O, Op, Placement, R, Schedule, W
 from zerobubble.measured import MeasuredRun, MeasuredStep, Transfer
 from zerobubble.simulate import Timeline
 
@@ -57,6 +58,30 @@ def _ops_of(cell, fused, placement):
         yield W(*cell), (B(*cell), *before[2:])
 
 
+@st.composite
+def schedules_with_copies(draw, max_microbatches=4):
+    """Any valid schedule, some of whose microbatches are offloaded and some run again."""
+    schedule = draw(schedules(max_microbatches))
+    random = draw(st.randoms(use_true_random=False))
+    shares = draw(st.sampled_from(((1, 0), (0, 1), (1, 1), (1, 2))))
+    return with_random_copies(random, schedule, *shares)
+
+
+def with_random_copies(random, schedule, offloaded=1, again=1) -> Schedule:
+    """Put O, L and R at random valid places; of 1 + ``offloaded`` + ``again`` 1 has none."""
+    orders = lists_of_ops(schedule)
+    for order in orders:
+        for op in [op for op in order if op.kind is Kind.F]:
+            (way,) = random.choices(((), (O, L), (R,)), (1, offloaded, again))
+            place = order.index(op) + 1
+            for copy in way:
+                backward = next(b for b in (B, BW) if b(*op[1:]) in order)
+                place = random.randint(place, order.index(backward(*op[1:])))
+                order.insert(place, copy(*op[1:]))
+                place += 1
+    return with_orders(schedule, orders)
+
+
 times = st.integers(0, 9).map(lambda n: n / 2)
 
 
@@ -66,6 +91,26 @@ def costs_for(draw, num_stages):
     column = st.lists(times, min_size=num_stages, max_size=num_stages)
     forward, backward, weight, transfer, kept, freed = (np.array(draw(column)) for _ in range(6))
     return Costs(forward, backward, weight, transfer, kept + freed, kept)
+
+
+@st.composite
+def costs_of_copies_for(draw, num_stages):
+    """Any costs, with those of O, L and R: sizes and times are exact in binary."""
+    costs = draw(costs_for(num_stages))
+    column = st.lists(times, min_size=num_stages, max_size=num_stages)
+    shares = st.lists(st.integers(0, 4), min_size=num_stages, max_size=num_stages)
+    offload, load, recompute = (np.array(draw(column)) for _ in range(3))
+    offloaded, kept_input = (costs.activation * np.array(draw(shares)) / 4 for _ in range(2))
+    engines = draw(st.sampled_from((1, 1, 2, 3)))
+    return replace(
+        costs,
+        offload=offload,
+        load=load,
+        recompute=recompute,
+        activation_offloaded=offloaded,
+        activation_input=kept_input,
+        ranks_per_engine=engines,
+    )
 
 
 def lists_of_ops(schedule: Schedule) -> list[list[Op]]:

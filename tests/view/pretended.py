@@ -1,11 +1,9 @@
 """What would be measured if a run went otherwise than planned? Timelines that nothing ran."""
 
-from dataclasses import replace
-
 import numpy as np
 
 from zerobubble.graph import producers, run_order
-from zerobubble.ir import Kind, L, O, R, Schedule
+from zerobubble.ir import Kind
 from zerobubble.simulate import Timeline
 from zerobubble.view.facts import Facts
 from zerobubble.view.html import Measured
@@ -42,56 +40,17 @@ def delayed(timeline, code, delay):
     travel = np.maximum(facts.input_there - facts.made, 0)
     lasts = facts.end - facts.start
     start, end = np.zeros(len(lasts)), np.zeros(len(lasts))
-    passed, place = np.zeros(schedule.num_ranks), facts.offsets[:-1].copy()
     shared = timeline.costs.ranks_per_engine
     for i in order_of_waits(schedule, facts.start, shared).tolist():
         rank, kind, before = facts.ranks[i], facts.kinds[i], []
         _, turn, need, load = (each[i] for each in facts.waits)
         if kind != Kind.O:
-            before = [passed[rank], *end[place[rank] : i]]  # the copies that it passes
-            place[rank] = i + 1
-            passed[rank] = max(before)
+            mine = np.arange(facts.offsets[rank], i)
+            before = end[mine[facts.kinds[mine] != Kind.L]].tolist()
         if need >= 0 and kind != Kind.L:
             before.append(end[need] + travel[i])
         before += [end[each] for each in (turn if facts.is_copy[i] else -1, load) if each >= 0]
         start[i] = max(before, default=0) + (delay if facts.codes[i] == code else 0)
         end[i] = start[i] + lasts[i]
-        if not facts.is_copy[i]:
-            passed[rank] = end[i]
     sides = (tuple(np.split(side, facts.offsets[1:-1])) for side in (start, end))
     return Timeline(schedule, timeline.costs, *sides)
-
-
-def with_random_copies(random, schedule):
-    """Let a third of the microbatches of a schedule leave the device, and run a third again."""
-    orders = []
-    for rank in range(schedule.num_ranks):
-        ops = list(schedule.ops(rank))
-        for forward in [op for op in ops if op.kind is Kind.F]:
-            cell = forward[1:]
-            first = ops.index(forward) + 1
-            last = next(i for i, op in enumerate(ops) if op[1:] == cell and op.kind in (1, 3))
-            places = sorted(random.randint(first, last) for _ in range(2))
-            chosen = random.choice(([], [O, L], [R]))
-            for place, make in reversed([*zip(places, chosen, strict=False)]):
-                ops.insert(place, make(*cell))
-        orders.append(ops)
-    return Schedule.from_ops(
-        f"{schedule.name} moved", schedule.placement, schedule.num_microbatches, orders
-    )
-
-
-def with_random_times(dice, costs):
-    """Give copies and second forwards times and sizes in halves, some of them zero."""
-    n = costs.num_stages
-    times = dice.integers(0, 7, (3, n)) / 2
-    shares = dice.integers(0, 3, (2, n)) / 2
-    return replace(
-        costs,
-        offload=times[0],
-        load=times[1],
-        recompute=times[2],
-        activation_offloaded=costs.activation * shares[0],
-        activation_input=costs.activation * shares[1],
-        ranks_per_engine=int(dice.integers(1, 3)),
-    )

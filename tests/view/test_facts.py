@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.strategies import costs_for, schedules
-from tests.view.pretended import delayed, with_random_copies, with_random_times
+from tests.strategies import costs_for, costs_of_copies_for, schedules, schedules_with_copies
+from tests.view.pretended import delayed
 from zerobubble.costs import Costs
 from zerobubble.ir import BW, B, F, Kind, L, O, R, Schedule, W, linear
 from zerobubble.schedules import build
@@ -20,11 +20,12 @@ from zerobubble.view.facts import INPUT, LOAD, NOTHING, ORDER, Facts
 
 @st.composite
 def timelines(draw):
-    schedule = draw(schedules())
-    costs = draw(costs_for(schedule.num_stages))
     if draw(st.booleans()):
-        schedule = with_random_copies(draw(st.randoms(use_true_random=False)), schedule)
-        costs = with_random_times(np.random.default_rng(draw(st.integers(0, 99))), costs)
+        schedule = draw(schedules_with_copies())
+        costs = draw(costs_of_copies_for(schedule.num_stages))
+    else:
+        schedule = draw(schedules())
+        costs = draw(costs_for(schedule.num_stages))
     return simulate(schedule, costs)
 
 

@@ -44,12 +44,19 @@ def grouped_interleaved(
             f"grouped-interleaved needs groups of {(num_ranks + 1) // 2} to {num_ranks} "
             f"microbatches on {num_ranks} ranks, not {group}"
         )
+    return in_groups(rank, num_ranks, num_microbatches, group, v, delay=rank)
+
+
+def in_groups(
+    rank: int, num_ranks: int, num_microbatches: int, group: int, v: int, delay: int
+) -> Iterator[Op]:
+    """Alternate F and B in groups of microbatches, with each W ``delay`` ops behind its B."""
     stages = range(rank, num_ranks * v, num_ranks)
     whole = -(-num_microbatches // group) * group
     forwards = list(grouped(stages, group, whole))
     backwards = list(grouped(stages[::-1], group, whole))
     warm_up = group * (v - 1) + num_ranks - rank
-    ops = _with_weights(forwards, backwards, warm_up, delay=rank)
+    ops = _with_weights(forwards, backwards, warm_up, delay)
     return (op for op in ops if op.microbatch < num_microbatches)
 
 

@@ -7,7 +7,7 @@ from itertools import chain, islice, product
 import numpy as np
 
 from zerobubble.errors import ScheduleError
-from zerobubble.ir import v_shape
+from zerobubble.ir import Kind, v_shape
 from zerobubble.schedules.v_rounds import v_rounds
 from zerobubble.search.arrangement import Arrangement, arrange, arrange_within_limits, split_codes
 from zerobubble.search.climb import Mutation
@@ -56,6 +56,8 @@ class Size(Finds):
             with suppress(ScheduleError):  # it is not defined for these numbers
                 num_ranks = problem.placement.num_ranks
                 schedule = build(num_ranks, problem.num_microbatches, problem.costs)
+                if schedule.num_kinds > Kind.O:  # it copies or runs again, what is not asked for
+                    continue
                 codes = split_codes(schedule)
                 found = arrange_within_limits(problem, codes, schedule.name)
                 if found is not None:

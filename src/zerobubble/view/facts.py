@@ -232,7 +232,7 @@ class Facts:
         travel = np.where(self.needs >= 0, np.maximum(there - self.made, 0.0), 0.0)
         latest = deadlines[self.ranks]
         columns = (*self.waits[1:], self.kinds, self.is_first, self.end - self.start, travel)
-        _latest_ends(order[::-1].copy(), *columns, latest.copy(), latest, work=len(order))
+        _latest_ends(order[::-1].copy(), *columns, latest, work=len(order))
         return self._from_zero(latest - self.end)
 
     def _from_zero(self, times: Floats) -> Floats:
@@ -350,13 +350,9 @@ def _latest_ends(
     is_first: NDArray[np.bool_],
     durations: Floats,
     travel: Floats,
-    reached: Floats,
     latest: Floats,
 ) -> None:
-    """Lower the latest ends to what the ops that come after allow; ``order`` is backward.
-
-    ``reached`` says of L when the compute must have come to it at the latest.
-    """
+    """Lower the latest ends to what the ops that come after allow; ``order`` is backward."""
     for index in order:
         begin = latest[index] - durations[index]
         if needs[index] >= 0:
@@ -365,18 +361,12 @@ def _latest_ends(
             latest[load[index]] = min(latest[load[index]], begin)
         if kinds[index] in (_O, _L) and turn[index] >= 0:
             latest[turn[index]] = min(latest[turn[index]], begin)
-        if kinds[index] == _O:
-            continue
-        begin = min(begin, reached[index])
-        place = index
-        while not is_first[place]:
+        place, is_passed = index, kinds[index] != _O
+        while is_passed and not is_first[place]:
             place -= 1
-            if kinds[place] == _L:
-                reached[place] = min(reached[place], begin)
-            else:
+            if kinds[place] != _L:
                 latest[place] = min(latest[place], begin)
-            if kinds[place] != _O:
-                break
+            is_passed = kinds[place] in (_O, _L)
 
 
 def _longest_first(pair: tuple[float, int]) -> tuple[float, int]:

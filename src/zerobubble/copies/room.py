@@ -1,0 +1,94 @@
+"""How is a memory limit kept by the order of a rank, however fast its copies are?"""
+
+from collections import deque
+from heapq import heappop, heappush
+
+import numpy as np
+
+from zerobubble.copies.pairs import ROUNDING, Flags, Pairs, pairs_of_rank
+from zerobubble.costs import Costs, Floats
+from zerobubble.errors import ScheduleError
+from zerobubble.graph import places
+from zerobubble.ir import Schedule
+
+
+def require_room(schedule: Schedule, costs: Costs, chosen: Flags, limits: Floats) -> None:
+    """Refuse limits that are exceeded even if all leaves at once and comes back at the last."""
+    least, positions = np.zeros(schedule.num_ranks), places(schedule)[1]
+    highest = np.zeros(schedule.num_ranks, dtype=np.int64)
+    for rank in range(schedule.num_ranks):
+        its = pairs_of_rank(schedule, costs, chosen, positions, rank)
+        changes = costs.memory_changes_of(schedule, rank)
+        after = changes.copy()
+        after[its.forward] -= its.sizes
+        after[its.backward] += its.sizes
+        level = np.cumsum(after)
+        level[its.forward] += its.sizes
+        level += np.maximum(-changes, 0.0)
+        highest[rank] = level.argmax()
+        least[rank] = level.max(initial=0.0)
+    over = least - limits * (1 + ROUNDING)
+    if over.max() > 0:
+        rank = int(over.argmax())
+        op = schedule.op(schedule.orders[rank][highest[rank]])
+        raise ScheduleError(
+            f"{schedule.name}: rank {rank}: {op} raises activation memory to {least[rank]:g} even "
+            f"with all offloaded that may be, over the limit of {limits[rank]:g}: allow "
+            f"{least.max():g}, the least that this order can be brought to"
+        )
+
+
+def offload_in_time(its: Pairs, changes: Floats, limit: float) -> Flags:
+    """Pull O in front of the ops that would exceed the limit; say which are waited for.
+
+    First go those under way, in their order; then those that were to stay, the one first whose B
+    is last. Copies back are taken to be as late as can be.
+    """
+    is_waited_for = np.zeros(len(its.pairs), dtype=bool)
+    sizes = its.sizes.tolist()
+    at_forward = dict(zip(its.forward.tolist(), range(len(sizes)), strict=True))
+    at_backward = dict(zip(its.backward.tolist(), range(len(sizes)), strict=True))
+    leaving: deque[int] = deque()
+    staying: list[tuple[int, int]] = []
+    held = 0.0
+    for place, change in enumerate(changes.tolist()):
+        while leaving and its.offload[leaving[0]] <= place:
+            held -= sizes[leaving.popleft()]
+        own = at_backward.get(place, -1)
+        back = sizes[own] if own >= 0 and its.is_moved[own] else 0.0
+        while held + back + max(change, 0.0) > limit and (leaving or staying):
+            if leaving:
+                pulled = leaving.popleft()
+            else:
+                later, pulled = heappop(staying)
+                if -later <= place:
+                    break
+            its.is_moved[pulled] = is_waited_for[pulled] = True
+            its.offload[pulled] = place
+            held -= sizes[pulled]
+        held += back + change
+        if (new := at_forward.get(place, -1)) >= 0:
+            if its.is_moved[new]:
+                leaving.append(new)
+            else:
+                heappush(staying, (-int(its.backward[new]), new))
+    return is_waited_for
+
+
+def load_in_time(its: Pairs, changes: Floats, limit: float) -> None:
+    """Put L where it was planned, or as soon behind as the limit allows; first what B needs first.
+
+    Raises nothing: right before its B there is room, as ``offload_in_time`` sees to.
+    """
+    moved = np.flatnonzero(its.is_moved)
+    in_gaps = np.zeros(len(changes))
+    np.subtract.at(in_gaps, its.offload[moved], its.sizes[moved])
+    np.add.at(in_gaps, its.backward[moved], its.sizes[moved])
+    level = np.cumsum(in_gaps + changes) + np.maximum(-changes, 0.0)
+    previous = 0
+    for own in moved[np.argsort(its.backward[moved])].tolist():
+        gap, end = max(int(its.load[own]), int(its.offload[own]) + 1, previous), its.backward[own]
+        full = np.flatnonzero(level[gap:end] + its.sizes[own] > limit)
+        previous = gap = gap + int(full[-1]) + 1 if full.size else gap
+        level[gap:end] += its.sizes[own]
+        its.load[own] = gap
