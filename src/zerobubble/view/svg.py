@@ -305,7 +305,9 @@ class _Picture:
         yield _swatch(x, y, _IDLE)
         yield f'<text x="{_n(x + 20)}" y="{_n(y + 4)}">idle</text>'
         if any(odd for _, odd in self.styles):
-            text = "lighter, lower case: every second stage of a rank"
+            texts = ("lighter, lower case: every second stage of a rank", "light: second stage")
+            room = self.width - x - 64
+            text = next((each for each in texts if len(each) * _LETTER < room), "")
             yield f'<text x="{_n(x + 64)}" y="{_n(y + 4)}" fill="{_FAINT}">{text}</text>'
         yield "</g>"
 
