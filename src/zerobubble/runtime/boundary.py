@@ -11,6 +11,8 @@ from torch.utils import _pytree as pytree
 
 from zerobubble.errors import UsageError
 
+_unsafe_view = torch.ops.aten._unsafe_view.default
+
 _TENSOR = pytree.tree_structure(0)
 
 Constant = bool | int | float | str | None
@@ -103,3 +105,12 @@ def flatten(value: Any, what: str) -> tuple[list[Tensor], Layout]:
                 "in tuples, lists or dicts, can cross a stage boundary"
             )
     return [leaf for leaf in leaves if isinstance(leaf, Tensor)], Layout(tree, tuple(described))
+
+
+def enter(leaf: Tensor) -> Tensor:
+    """Alias a boundary tensor, so that the first op of a stage may change it in place.
+
+    To autograd the result is no view: in-place ops on views of a leaf are forbidden.
+    """
+    entered: Tensor = _unsafe_view(leaf, leaf.shape)
+    return entered

@@ -122,5 +122,8 @@ def _method(stage: Stage, op: Op) -> Callable[[int], None]:
         Kind.B: stage.backward_input,
         Kind.W: stage.backward_weight,
         Kind.BW: stage.backward,
+        Kind.O: stage.offload,
+        Kind.L: stage.load,
+        Kind.R: stage.repeat,
     }
     return methods[op.kind]

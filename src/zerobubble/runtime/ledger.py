@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 from weakref import ref
 
 from torch import Tensor, UntypedStorage, nn
@@ -48,6 +48,16 @@ class Account:
         return storage is not None and storage() is not None
 
 
+class Keeper(Protocol):
+    """Keeps what a graph saves, and gives it back to the backward."""
+
+    def pack(self, tensor: Tensor) -> Any:
+        """Take a tensor; return what the graph holds in its place."""
+
+    def unpack(self, packed: Any) -> Tensor:
+        """Give the tensor back."""
+
+
 class Ledger:
     """Watches the memory of one rank, off by default: watching takes longer than small ops.
 
@@ -79,33 +89,53 @@ class Ledger:
         if self.is_on:
             self.boundary.track(tensors)
 
-    def watching(self, module: nn.Module, batch: Any) -> AbstractContextManager[Any]:
-        """Watch what the graph saves within the block, but for the module's and batch's tensors."""
+    def watching(
+        self, module: nn.Module, batch: Any, keeper: Keeper | None = None
+    ) -> AbstractContextManager[Any]:
+        """Watch what the graph saves within the block, but for the module's and batch's tensors.
+
+        A keeper, if there is one, keeps it in place of the graph: hooks do not stack.
+        """
         if not self.is_on:
-            return _NOTHING
-        self._given.track(chain(module.parameters(), module.buffers(), _tensors(batch)))
+            return _NOTHING if keeper is None else saved_tensors_hooks(keeper.pack, keeper.unpack)
+        self.exclude(tensors_given(module, batch))
+        keep, unpack = (_detached, _as_it_is) if keeper is None else (keeper.pack, keeper.unpack)
 
-        def pack(tensor: Tensor) -> Tensor:
-            self._track_activations([tensor])
-            return tensor.detach()  # an output that its own graph holds would never be freed
+        def pack(tensor: Tensor) -> Any:
+            self.track_activations([tensor])
+            return keep(tensor)
 
-        return saved_tensors_hooks(pack, _as_it_is)
+        return saved_tensors_hooks(pack, unpack)
+
+    def exclude(self, tensors: Iterable[Tensor]) -> None:
+        """Do not count some tensors as activations from now on."""
+        if self.is_on:
+            self._given.track(tensors)
 
     def end_op(self, queue: WeightQueue | None = None) -> None:
         """Note the live bytes of activations, after watching what a queue of W holds."""
         if not self.is_on:
             return
         if queue is not None:
-            self._track_activations(queue.tensors())
+            self.track_activations(queue.tensors())
         self.activation_bytes.append(self.activations.live_bytes())
 
-    def _track_activations(self, tensors: Iterable[Tensor]) -> None:
+    def track_activations(self, tensors: Iterable[Tensor]) -> None:
+        """Watch activations, but for what counts as something else."""
+        if not self.is_on:
+            return
         others = (self._given, self.boundary)
         self.activations.track(t for t in tensors if not any(each.holds(t) for each in others))
 
 
-def _tensors(batch: Any) -> Iterator[Tensor]:
-    return (leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
+def tensors_given(module: nn.Module, batch: Any) -> Iterator[Tensor]:
+    """List what is there before F and stays: the tensors of a module and of a batch."""
+    of_batch = (leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
+    return chain(module.parameters(), module.buffers(), of_batch)
+
+
+def _detached(tensor: Tensor) -> Tensor:
+    return tensor.detach()  # an output that its own graph holds would never be freed
 
 
 def _as_it_is(tensor: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from zerobubble.runtime.loss import LossReport
 from zerobubble.runtime.loss_scaler import LossScaler, find_loss_scaler
 from zerobubble.runtime.master_weights import build_weights
 from zerobubble.runtime.model_state import load_together, model_state
+from zerobubble.runtime.offload import Offload, Offloading
 from zerobubble.runtime.optimizer import PipelineOptimizer
 from zerobubble.runtime.partition import Layer, build_stage
 from zerobubble.runtime.randomness import Randomness
@@ -64,6 +65,7 @@ class Pipeline:
             been at work for the longest.
         num_recorded_steps: of how many last steps ``timelines`` and ``measured_run`` tell.
         recorded_steps: the numbers of the steps of which they tell instead; the first step is 1.
+        offload: where the activations wait that the schedule offloads; None: in host memory.
 
     Raises:
         UsageError: layers, stages, ranks or devices do not fit together.
@@ -95,6 +97,7 @@ class Pipeline:
         timeout: float = 600.0,
         num_recorded_steps: int = 1,
         recorded_steps: range | None = None,
+        offload: Offload | None = None,
     ) -> None:
         if loss_reduction not in ("mean", "sum"):
             raise UsageError(f"loss_reduction must be 'mean' or 'sum', not {loss_reduction!r}")
@@ -113,6 +116,7 @@ class Pipeline:
         # Ranks in the order of their first stages: messages along it meet only who is ahead.
         self._chain = list(dict.fromkeys(placement.stage_to_rank))
         with naming_the_cause(self.rank, "building of the stages"):
+            self.offloading = Offloading(offload or Offload(), self.device, self.rank)
             build = partial(self._build_stage, given, seed, loss_reduction, autocast)
             self.stages = {s: build(s) for s in placement.stages_of(self.rank)}
             self._running = self._run_by(given.schedule, programs)
@@ -153,6 +157,7 @@ class Pipeline:
             autocast=build_autocast(self.device, autocast),
             ledger=self.ledger,
             randomness=self._randomness,
+            offloading=self.offloading,
         )
 
     def _run_by(self, schedule: Schedule, programs: Sequence[Program]) -> Running:
@@ -384,6 +389,8 @@ class Pipeline:
             self._beginning = None
             for stage in self.stages.values():
                 stage.reset()
+            if self._failure is not None:
+                self.offloading.close()
 
     def validate(self) -> bool:
         """Carry out VALIDATE of the program; only its executor calls this."""

@@ -4,7 +4,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from zerobubble.ir import Schedule
+import numpy as np
+
+from zerobubble.ir import Kind, Schedule
 from zerobubble.lower import Action, Program, forward_only, lower
 from zerobubble.runtime.announcement import Announcements
 from zerobubble.runtime.executor import Executor, Owner
@@ -48,9 +50,11 @@ class Running:
         owner: Owner,
     ) -> None:
         self.schedule = schedule
-        split = schedule.split_stages()
+        split, offloaded, repeated = schedule.split_stages(), *map(schedule.has, (Kind.O, Kind.R))
         for number, stage in stages.items():
             stage.splits_backward = number in split
+            stage.offloaded = frozenset(np.flatnonzero(offloaded[number]).tolist())
+            stage.repeated = frozenset(np.flatnonzero(repeated[number]).tolist())
         self.announcements = Announcements(schedule, stages, chain, transport)
         self.messages = Messages(schedule, stages, transport, ledger)
         bind = partial(Executor, owner=owner, stages=stages, messages=self.messages)

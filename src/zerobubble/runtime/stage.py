@@ -1,8 +1,9 @@
-"""What does one stage do for F, B and W of a microbatch?"""
+"""What does one stage do for the ops of a microbatch?"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,14 +12,25 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from zerobubble.autograd import WeightQueue, deferring
 from zerobubble.errors import UsageError
 from zerobubble.runtime.boundary import Layout, flatten
-from zerobubble.runtime.ledger import Ledger
+from zerobubble.runtime.ledger import Ledger, tensors_given
 from zerobubble.runtime.loss_scaler import LossScaler
+from zerobubble.runtime.offload import Offloading
+from zerobubble.runtime.offload.parcel import Parcel
 from zerobubble.runtime.partition import StageModule
 from zerobubble.runtime.randomness import Randomness
+from zerobubble.runtime.repeat import ChangedBuffers, Repeat, saving_nothing
 
 _unsafe_view = torch.ops.aten._unsafe_view.default
 
 LossFunction = Callable[[Any, Any], Tensor]
+
+
+class _Given(NamedTuple):
+    """What F of one microbatch reads; the targets are a list of one, on the last stage."""
+
+    value: Any
+    targets: Sequence[Any]
+    keywords: dict[str, Any]
 
 
 class Stage:
@@ -36,6 +48,11 @@ class Stage:
         autocast: gives the context of the forward, for mixed precision.
         ledger: watches the memory of the rank.
         randomness: seeds F; None leaves the generators as they are.
+        offloading: where activations go; needed for a schedule that offloads some.
+
+    Attributes:
+        offloaded: the microbatches of which O and L run.
+        repeated: the microbatches of which R runs.
     """
 
     def __init__(
@@ -49,6 +66,7 @@ class Stage:
         autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
         ledger: Ledger | None = None,
         randomness: Randomness | None = None,
+        offloading: Offloading | None = None,
     ) -> None:
         self.number = number
         self.module = module
@@ -58,6 +76,8 @@ class Stage:
         self.autocast = autocast
         self.ledger = ledger or Ledger()
         self.randomness = randomness or Randomness(0, torch.device("cpu"))
+        self.offloading = offloading
+        self.offloaded = self.repeated = frozenset[int]()
         self.targets: list[Any] = []
         self.loss: Tensor | None = None
         self.losses: dict[int, Tensor] = {}
@@ -69,6 +89,9 @@ class Stage:
         self._edges: dict[int, list[GradientEdge]] = {}
         self._gradients: dict[int, list[Tensor]] = {}
         self._queues: dict[int, WeightQueue] = {}
+        self._parcels: dict[int, Parcel] = {}
+        self._repeats: dict[int, Repeat] = {}
+        self._changed_buffers = ChangedBuffers(module)
 
     def begin(self, sizes: Sequence[int], keywords: Sequence[dict[str, Any]]) -> None:
         """Begin a step: take the number of samples and the keywords of every microbatch."""
@@ -92,26 +115,82 @@ class Stage:
         """Run F: compute the output, on the last stage the loss."""
         leaves, value = self._inputs[microbatch]
         self._inputs[microbatch] = (leaves, None)
-        keywords = self._keywords[microbatch]
-        batch = (
-            None if self.number else value,
-            self.targets[microbatch : microbatch + 1],
-            keywords,
-        )
-        self.randomness.seed_forward(self.number, microbatch)
-        watching = self.ledger.watching(self.module, batch)
-        with self.autocast(), watching, self._deferring(microbatch, new=True):
-            output = self.module(value, **keywords)
-            if self.loss_fn is not None:
-                loss = self.loss_fn(output, self.targets[microbatch])
-                output = self._add_loss(loss, microbatch)
+        given = _Given(value, self.targets[microbatch : microbatch + 1], self._keywords[microbatch])
+        is_repeated = microbatch in self.repeated and torch.is_grad_enabled()
+        if is_repeated:
+            output, loss = self._compute_at_first(microbatch, given)
+        else:
+            output, loss = self._compute(microbatch, given, self._watching(microbatch, given))
+        if loss is not None:
+            self._count_loss(microbatch, output, loss)
         tensors, layout = flatten(output, f"the output of stage {self.number}")
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and not is_repeated:
             self._edges[microbatch] = [_edge(t) for t in tensors if t.requires_grad]
         if self.loss_fn is None:
             self._outputs[microbatch] = ([t.detach().contiguous() for t in tensors], layout)
         elif torch.is_grad_enabled():
             self._gradients[microbatch] = [torch.ones_like(output)]
+        if parcel := self._parcels.get(microbatch):
+            parcel.send()
+        self.ledger.end_op()
+
+    def _compute(
+        self, microbatch: int, given: _Given, watching: AbstractContextManager[Any]
+    ) -> tuple[Any, Tensor | None]:
+        """Compute the output or, on the last stage, its part in the loss of the batch and its own.
+
+        ``watching`` sees what the graph saves.
+        """
+        self.randomness.seed_forward(self.number, microbatch)
+        with self.autocast(), watching, self._deferring(microbatch, new=True):
+            output = self.module(given.value, **given.keywords)
+            if self.loss_fn is None:
+                return output, None
+            loss = self.loss_fn(output, given.targets[0])
+            return self._part_of_batch(loss, microbatch), loss.detach()
+
+    def _watching(self, microbatch: int, given: _Given) -> AbstractContextManager[Any]:
+        """Watch what the graph saves and, if the microbatch is offloaded, put it into a parcel."""
+        batch, parcel = self._batch(given), None
+        if microbatch in self.offloaded and torch.is_grad_enabled():
+            assert self.offloading is not None, "the pipeline gives it to all stages"
+            leaves, _ = self._inputs[microbatch]
+            others = chain(tensors_given(self.module, batch), leaves)
+            parcel = self._parcels[microbatch] = self.offloading.parcel(others)
+        return self.ledger.watching(self.module, batch, parcel)
+
+    def _batch(self, given: _Given) -> _Given:
+        """Leave of what F reads what the user has given."""
+        return given if self.number == 0 else given._replace(value=None)
+
+    def _compute_at_first(self, microbatch: int, given: _Given) -> tuple[Any, Tensor | None]:
+        """Compute without a graph to go back through: R makes that one."""
+        self._repeats[microbatch] = repeat = Repeat(given, self._changed_buffers)
+        found = self._compute(microbatch, repeat.copies(), saving_nothing())
+        repeat.end_first()
+        self.ledger.exclude(tensors_given(self.module, self._batch(given)))
+        self.ledger.track_activations(repeat.tensors())
+        return found
+
+    def repeat(self, microbatch: int) -> None:
+        """Run R: compute the output once more, for its graph."""
+        repeat = self._repeats.pop(microbatch)
+        with repeat.begun():
+            watching = self._watching(microbatch, repeat.given)
+            output, _ = self._compute(microbatch, repeat.given, watching)
+        tensors, _ = flatten(output, f"the output of stage {self.number}")
+        self._edges[microbatch] = [_edge(t) for t in tensors if t.requires_grad]
+        del repeat
+        self.ledger.end_op()
+
+    def offload(self, microbatch: int) -> None:
+        """Run O: let go of the device memory of what F has saved and the copy has taken away."""
+        self._parcels[microbatch].drop()
+        self.ledger.end_op()
+
+    def load(self, microbatch: int) -> None:
+        """Run L: take device memory again and begin to copy back."""
+        self.ledger.track_activations(self._parcels[microbatch].fetch())
         self.ledger.end_op()
 
     def _trains(self, microbatch: int) -> bool:
@@ -120,7 +199,7 @@ class Stage:
             parameter.requires_grad for parameter in self.module.parameters()
         )
 
-    def _add_loss(self, loss: Any, microbatch: int) -> Tensor:
+    def _part_of_batch(self, loss: Any, microbatch: int) -> Tensor:
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             is_tensor = isinstance(loss, Tensor)
             what = f"one of shape {list(loss.shape)}" if is_tensor else f"a {type(loss).__name__}"
@@ -128,9 +207,11 @@ class Stage:
         part = self._weigh(loss, microbatch)
         if torch.is_grad_enabled() and not part.requires_grad and self._trains(microbatch):
             raise UsageError("the loss has no graph: does loss_fn detach it?")
-        self.loss = part.detach() if self.loss is None else self.loss + part.detach()
-        self.losses[microbatch] = loss.detach()
         return part
+
+    def _count_loss(self, microbatch: int, part: Tensor, loss: Tensor) -> None:
+        self.loss = part.detach() if self.loss is None else self.loss + part.detach()
+        self.losses[microbatch] = loss
 
     def _weigh(self, loss: Tensor, microbatch: int) -> Tensor:
         """Give the part of a microbatch in the loss of the batch."""
@@ -160,6 +241,9 @@ class Stage:
         edges, gradients = self._edges.pop(microbatch), self._gradients.pop(microbatch, [])
         if self.loss_fn is not None and self.loss_scaler is not None:
             gradients = [gradient * self.loss_scaler.scale for gradient in gradients]
+        if parcel := self._parcels.pop(microbatch, None):
+            parcel.arrive()
+            del parcel  # so that memory goes as the backward proceeds
         if edges:
             with self._deferring(microbatch):
                 _run_backward(edges, gradients)
@@ -191,7 +275,17 @@ class Stage:
     def reset(self) -> None:
         """Forget everything about the microbatches of the step."""
         self.targets, self.loss, self.losses, self._keywords = [], None, {}, ()
-        for held in (self._inputs, self._outputs, self._edges, self._gradients, self._queues):
+        for parcel in self._parcels.values():
+            parcel.abandon()
+        for held in (
+            self._inputs,
+            self._outputs,
+            self._edges,
+            self._gradients,
+            self._queues,
+            self._parcels,
+            self._repeats,
+        ):
             held.clear()
 
     def _deferring(self, microbatch: int, new: bool = False) -> AbstractContextManager[Any]:

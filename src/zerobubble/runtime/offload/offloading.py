@@ -1,0 +1,78 @@
+"""Where do the activations of a rank go when its schedule offloads them?"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from zerobubble.errors import UsageError
+from zerobubble.runtime.offload.copying import Copies, ThreadCopies
+from zerobubble.runtime.offload.file import FileStore
+from zerobubble.runtime.offload.parcel import Parcel
+from zerobubble.runtime.offload.pool import HostPool
+from zerobubble.runtime.offload.store import Store, VerifiedStore
+
+
+@dataclass(frozen=True)
+class Offload:
+    """Where offloaded activations wait; what is offloaded, and when, the schedule alone says.
+
+    Args:
+        directory: a folder for one file a rank in place of host memory; made if it is missing.
+        host_memory: the most bytes of host memory that a rank may take for it; None: no limit.
+        verify: whether all that comes back is compared with a checksum.
+        smallest_bytes: tensors on smaller storages stay on the device.
+
+    Raises:
+        UsageError: a number is negative.
+    """
+
+    directory: str | Path | None = None
+    host_memory: int | None = None
+    verify: bool = False
+    smallest_bytes: int = 4096
+
+    def __post_init__(self) -> None:
+        for name in ("host_memory", "smallest_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise UsageError(f"{name} must be at least 0 bytes, not {value}")
+
+
+class Offloading:
+    """The copy engines and the store of one rank; nothing is started before it is needed.
+
+    Args:
+        settings: of the user.
+        device: where the rank computes.
+        rank: this one.
+
+    Attributes:
+        pool: the host memory, with its peak.
+
+    Raises:
+        UsageError: the folder cannot be written to.
+    """
+
+    def __init__(self, settings: Offload, device: torch.device, rank: int) -> None:
+        self.settings = settings
+        self.pool = HostPool(settings.host_memory, is_pinned=device.type == "cuda")
+        store: Store | None = None
+        if settings.directory is not None:
+            store = FileStore(settings.directory, rank)
+        if device.type == "cpu":
+            store = store or self.pool
+        if store is not None and settings.verify:
+            store = VerifiedStore(store)
+        assert store is not None
+        self.copies: Copies = ThreadCopies(store)
+
+    def parcel(self, given: Iterable[Tensor]) -> Parcel:
+        """Make the parcel of one stage and microbatch, which leaves ``given`` where they are."""
+        return Parcel(self.copies, given, self.settings.smallest_bytes)
+
+    def close(self) -> None:
+        """End the copies and remove the file."""
+        self.copies.close()

@@ -1,0 +1,196 @@
+"""What has the graph of one microbatch saved, and where is it now?"""
+
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from zerobubble.runtime.offload.copying import Copies, Copy
+from zerobubble.runtime.offload.store import Place, bytes_of
+
+# Allocators of torch align by this, and kernels round by the alignment.
+_ALIGNMENT = {"cpu": 64, "cuda": 512}
+
+
+class _Moved:
+    """A storage that is on the device, away, or on the device again."""
+
+    __slots__ = ("device", "num_bytes", "storage")
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self.storage: torch.UntypedStorage | None = storage
+        self.num_bytes, self.device = storage.nbytes(), storage.device
+
+    def take_memory(self) -> None:
+        """Take device memory again; its content is arbitrary."""
+        memory = torch.empty(self.num_bytes, dtype=torch.uint8, device=self.device)
+        self.storage = memory.untyped_storage()
+
+
+class _Saved:
+    """A tensor that the graph saves: itself or, when its storage is moved, what it looks like."""
+
+    __slots__ = ("__weakref__", "_is_modified", "_look", "_moved", "_tensor", "_version")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor: Tensor | None = tensor.detach()  # else an output would hold its own graph
+        self._version = tensor._version
+        self._is_modified = False
+        self._moved: _Moved | None = None
+        self._look: tuple[Any, ...] = ()
+
+    @property
+    def storage(self) -> torch.UntypedStorage:
+        assert self._tensor is not None, "nothing has been moved yet"
+        return self._tensor.untyped_storage()
+
+    def leave_to(self, moved: _Moved) -> None:
+        """Let go of the storage."""
+        tensor = self._tensor
+        assert tensor is not None, "it leaves once"
+        self._is_modified = tensor._version != self._version
+        self._look = tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
+        self._moved, self._tensor = moved, None
+
+    def tensor(self) -> Tensor:
+        """Give the tensor back to the graph.
+
+        Raises:
+            RuntimeError: it was modified in place since it was saved, as autograd says too.
+        """
+        tensor = self._tensor
+        if self._is_modified or (tensor is not None and tensor._version != self._version):
+            raise RuntimeError(
+                f"a tensor of shape {list(tensor.shape if tensor is not None else self._look[1])} "
+                "that is needed for gradient computation has been modified by an inplace "
+                "operation: modify a clone"
+            )
+        if tensor is not None:
+            return tensor
+        assert self._moved is not None
+        assert self._moved.storage is not None, "L comes before B"
+        *place, dtype = self._look
+        storage = self._moved.storage
+        return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, *place)
+
+
+class Parcel:
+    """What one stage saves for one microbatch; its storages leave and come back together.
+
+    Each storage is moved once, however many tensors lie on it. It stays where it is if it is
+    small, not aligned as torch aligns (kernels may then round in another way), or given.
+
+    Args:
+        copies: the copy engines of the rank.
+        given: tensors that others hold in any case, such as parameters.
+        smallest_bytes: of a storage that is moved.
+
+    Attributes:
+        moved_bytes: size of what is moved.
+    """
+
+    def __init__(self, copies: Copies, given: Iterable[Tensor], smallest_bytes: int = 1) -> None:
+        self._copies = copies
+        self._given = {tensor.untyped_storage()._cdata for tensor in given if is_plain(tensor)}
+        self._smallest_bytes = smallest_bytes
+        self._packed: list[ref[_Saved]] = []
+        self._all_moved: list[_Moved] = []
+        self._moves: list[tuple[ref[_Saved], _Moved]] = []
+        self._places: list[Place] = []
+        self._leaving: Copy[list[Place]] | None = None
+        self._coming: Copy[None] | None = None
+
+    @property
+    def moved_bytes(self) -> int:
+        """Count the bytes of the storages that are moved."""
+        return sum(moved.num_bytes for moved in self._all_moved)
+
+    def pack(self, tensor: Tensor) -> _Saved:
+        """Take a tensor that the graph saves."""
+        saved = _Saved(tensor)
+        if is_plain(tensor) and not (tensor.is_conj() or tensor.is_neg()):
+            self._packed.append(ref(saved))
+        return saved
+
+    def unpack(self, saved: _Saved) -> Tensor:
+        """Give a tensor back to the graph."""
+        return saved.tensor()
+
+    def send(self) -> None:
+        """Begin to copy away what the graph holds now."""
+        found: dict[int, _Moved] = {}
+        for reference in self._packed:
+            saved = reference()
+            if saved is not None and self._may_move(storage := saved.storage):
+                moved = found.setdefault(storage._cdata, _Moved(storage))
+                self._moves.append((reference, moved))
+        self._packed.clear()
+        self._all_moved = list(found.values())
+        self._leaving = self._copies.out(self._views())
+
+    def _may_move(self, storage: torch.UntypedStorage) -> bool:
+        return (
+            storage._cdata not in self._given
+            and storage.nbytes() >= max(1, self._smallest_bytes)
+            and storage.data_ptr() % _ALIGNMENT.get(storage.device.type, 1) == 0
+        )
+
+    def _views(self) -> list[Tensor]:
+        return [bytes_of(moved.storage) for moved in self._all_moved if moved.storage is not None]
+
+    def drop(self) -> None:
+        """Wait until the copy has ended, and let go of the device memory.
+
+        Raises:
+            OffloadError: the copy has failed.
+        """
+        assert self._leaving is not None, "O comes after F"
+        leaving, self._leaving = self._leaving, None
+        self._places = leaving.result()
+        for reference, moved in self._moves:
+            if saved := reference():
+                saved.leave_to(moved)
+        self._moves.clear()
+        for moved in self._all_moved:
+            moved.storage = None
+
+    def fetch(self) -> list[Tensor]:
+        """Take device memory again and begin to copy back; return views of what comes (uint8)."""
+        for moved in self._all_moved:
+            moved.take_memory()
+        targets = self._views()
+        places, self._places = self._places, []
+        self._coming = self._copies.back(places, list(targets))
+        return targets
+
+    def arrive(self) -> None:
+        """Let the compute wait until the copy has ended.
+
+        Raises:
+            OffloadError: the copy has failed.
+        """
+        assert self._coming is not None, "B comes after L"
+        coming, self._coming = self._coming, None
+        coming.result()
+
+    def abandon(self) -> None:
+        """Wait for the copies under way, whatever becomes of them, and forget what is away."""
+        with suppress(Exception):
+            if self._leaving is not None:
+                self._places = self._leaving.result()
+        with suppress(Exception):
+            if self._coming is not None:
+                self._coming.result()
+        self._leaving = self._coming = None
+        for place in self._places:
+            self._copies.free(place)
+        self._places = []
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor is an ordinary one with a storage of its own kind."""
+    return type(tensor) in (Tensor, Parameter) and tensor.layout is torch.strided

@@ -1,0 +1,267 @@
+"""What is moved, where to, and does it come back as it was? One parcel without a pipeline."""
+
+import errno
+import os
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from zerobubble.autograd import WeightQueue, deferring
+from zerobubble.errors import UsageError
+from zerobubble.runtime.ledger import Account, Ledger
+from zerobubble.runtime.offload import Offload, OffloadError, Offloading
+from zerobubble.runtime.offload.copying import ThreadCopies
+from zerobubble.runtime.offload.file import FileStore
+from zerobubble.runtime.offload.parcel import Parcel
+from zerobubble.runtime.offload.pool import HostPool
+from zerobubble.runtime.offload.store import VerifiedStore, bytes_of, size_class
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(params=["pool", "file"])
+def store(request, tmp_path):
+    found = HostPool() if request.param == "pool" else FileStore(tmp_path / "new", 3)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def copies(store):
+    return ThreadCopies(VerifiedStore(store))
+
+
+class Saves(torch.autograd.Function):
+    """Saves what it is told to, and notes what comes back."""
+
+    @staticmethod
+    def forward(ctx, x, tensors, found):
+        ctx.save_for_backward(*tensors)
+        ctx.found = found
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, dy):
+        ctx.found.extend(ctx.saved_tensors)
+        return dy, None, None
+
+
+def there_and_back(copies, tensors, given=(), smallest_bytes=1, between=lambda: None):
+    """Save tensors in a graph, let it leave and come back; return (parcel, what B finds)."""
+    found, parcel = [], Parcel(copies, given, smallest_bytes)
+    x = torch.ones((), requires_grad=True)
+    with saved_tensors_hooks(parcel.pack, parcel.unpack):
+        y = Saves.apply(x, tensors, found)
+    parcel.send()
+    between()
+    parcel.drop()
+    parcel.fetch()
+    parcel.arrive()
+    y.backward()
+    return parcel, found
+
+
+def test_tensors_come_back_with_their_bits_and_strides(copies):
+    whole = torch.randn(6, 8)
+    tensors = [
+        whole, whole.t(), whole[1:3, ::2], whole[2].expand(3, 8), torch.randn(3).bfloat16(),
+        torch.arange(5) > 2, torch.tensor(float("nan")), torch.randn(2, 2, dtype=torch.complex64),
+    ]  # fmt: skip
+    expected = [tensor.clone() for tensor in tensors]
+    parcel, found = there_and_back(copies, tensors)
+    assert parcel.moved_bytes == 6 * 8 * 4 + 3 * 2 + 5 + 4 + 4 * 8, "each storage once"
+    for now, tensor, value in zip(found, tensors, expected, strict=True):
+        assert now.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr()
+        assert (now.shape, now.stride()) == (tensor.shape, tensor.stride())
+        assert (now.dtype, now.storage_offset()) == (tensor.dtype, tensor.storage_offset())
+        assert torch.equal(now.nan_to_num(7), value.nan_to_num(7))
+    assert found[0].untyped_storage()._cdata == found[1].untyped_storage()._cdata
+
+
+def test_device_memory_goes_at_o_and_is_taken_again_at_l(store):
+    parcel, account = Parcel(ThreadCopies(store), ()), Account()
+    x = torch.ones(100, requires_grad=True)
+    with saved_tensors_hooks(parcel.pack, parcel.unpack):
+        y = (x * 2).exp().sum()
+    account.track(saved._saved_result for saved in [y.grad_fn.next_functions[0][0]])
+    assert account.live_bytes() == 400
+    parcel.send()
+    assert account.live_bytes() == 400
+    parcel.drop()
+    assert account.live_bytes() == 0
+    account.track(parcel.fetch())
+    assert account.live_bytes() == 400
+    parcel.arrive()
+    del parcel
+    y.backward()
+    assert account.live_bytes() == 0, "memory goes as the backward proceeds"
+    assert torch.equal(x.grad, 2 * (x.detach() * 2).exp())
+
+
+def test_what_waits_for_w_is_what_was_loaded():
+    ledger, queue, layer = Ledger(), WeightQueue(), nn.Linear(4, 3)
+    ledger.is_on = True
+    offloading = Offloading(Offload(smallest_bytes=1), CPU, rank=0)
+    parcel = offloading.parcel(layer.parameters())
+    with ledger.watching(layer, None, parcel), deferring(queue):
+        output = layer(torch.ones(2, 4, requires_grad=True).exp()).sum()
+    parcel.send()
+    ledger.end_op()
+    parcel.drop()
+    ledger.end_op()
+    ledger.track_activations(parcel.fetch())
+    ledger.end_op()
+    parcel.arrive()
+    del parcel
+    with deferring(queue):
+        output.backward()
+    del output
+    ledger.end_op(queue)
+    queue.run()
+    ledger.end_op()
+    assert ledger.activation_bytes == [32, 0, 32, 32 + 4, 0]
+
+
+def test_what_others_hold_and_what_is_small_or_misaligned_stays(copies):
+    given, small = torch.randn(64), torch.randn(8)
+    misaligned = torch.frombuffer(bytearray(1000), dtype=torch.uint8, offset=0)
+    if misaligned.untyped_storage().data_ptr() % 64 == 0:
+        misaligned = torch.frombuffer(bytearray(1000), dtype=torch.uint8, offset=1)
+    moved = torch.randn(64)
+    tensors = [given[3:], small, misaligned, moved]
+    parcel, found = there_and_back(copies, tensors, [given], smallest_bytes=256)
+    assert parcel.moved_bytes == 256
+    pointers = [(a.data_ptr(), b.data_ptr()) for a, b in zip(found, tensors, strict=True)]
+    assert [a == b for a, b in pointers] == [True, True, True, False]
+
+
+@pytest.mark.parametrize("smallest_bytes", [1, 10**6], ids=["moved", "kept"])
+def test_a_change_in_place_is_refused_as_by_autograd(copies, smallest_bytes):
+    tensor = torch.ones(10)
+    with pytest.raises(RuntimeError, match=r"\[10\].*modified by an inplace operation"):
+        there_and_back(copies, [tensor], (), smallest_bytes, between=lambda: tensor.add_(1))
+    assert len(there_and_back(copies, [tensor])[1]) == 1, "changed before it was saved"
+
+
+def test_a_graph_that_has_gone_is_not_moved(copies):
+    parcel = Parcel(copies, ())
+    with saved_tensors_hooks(parcel.pack, parcel.unpack):
+        torch.ones(10, requires_grad=True).exp()
+    parcel.send()
+    assert parcel.moved_bytes == 0
+
+
+def test_an_abandoned_parcel_gives_its_memory_back():
+    pool = HostPool()
+    for ops in ([], ["drop"], ["drop", "fetch"]):
+        parcel = Parcel(ThreadCopies(pool), ())
+        with saved_tensors_hooks(parcel.pack, parcel.unpack):
+            y = torch.ones(10, requires_grad=True).exp()
+        parcel.send()
+        for op in ops:
+            getattr(parcel, op)()
+        parcel.abandon()
+        assert pool.lent_bytes == 0
+        del y
+    assert pool.peak_bytes == pool.held_bytes == size_class(40)
+
+
+def test_the_pool_uses_buffers_again_by_size_class():
+    pool = HostPool()
+    first = pool.take(1000)
+    assert (first.tensor.numel(), pool.held_bytes, pool.lent_bytes) == (1024, 1024, 1024)
+    pool.give_back(first)
+    assert pool.take(1024) is first
+    assert pool.take(1000) is not first
+    assert pool.peak_bytes == 2048
+
+
+@pytest.mark.parametrize("num_bytes", [1, 7, 16, 17, 1000, 4097, 10**6, 10**9 + 7])
+def test_a_size_class_wastes_at_most_an_eighth(num_bytes):
+    assert num_bytes <= size_class(num_bytes) <= num_bytes * 9 / 8 + 1
+    assert size_class(size_class(num_bytes)) == size_class(num_bytes)
+
+
+def test_a_limit_of_the_pool_counts_what_is_free_and_lets_it_go_first():
+    pool = HostPool(limit_bytes=3000)
+    pool.give_back(pool.take(2048))
+    lent = pool.take(1024)
+    assert pool.held_bytes == 1024 + 2048 - 2048
+    with pytest.raises(OffloadError, match="2048 bytes do not fit .* holds 1024 of at most 3000"):
+        pool.take(2048)
+    pool.give_back(lent)
+    pool.take(2048)
+
+
+def test_a_failed_put_frees_what_came_before(tmp_path):
+    pool = HostPool(limit_bytes=100)
+    copy = ThreadCopies(pool).out([torch.ones(n, dtype=torch.uint8) for n in (64, 64)])
+    with pytest.raises(OffloadError):
+        copy.result()
+    assert pool.lent_bytes == 0
+
+
+def test_a_file_is_named_after_its_rank_used_again_and_removed(tmp_path):
+    store = FileStore(tmp_path, rank=3)
+    (path,) = tmp_path.iterdir()
+    assert f"-rank3-pid{os.getpid()}-" in path.name
+    data = torch.arange(100, dtype=torch.uint8)
+    places = [store.put(data), store.put(data + 1)]
+    store.free(places[0])
+    places[0] = store.put(data + 2)
+    assert store.num_bytes == 2 * size_class(100)
+    back = torch.empty(2, 100, dtype=torch.uint8)
+    for place, into in zip(places, back, strict=True):
+        store.get(place, into)
+    assert torch.equal(back, torch.stack([data + 2, data + 1]))
+    del store
+    assert not path.exists()
+
+
+def test_a_full_disk_names_the_bytes_the_file_and_the_fix(tmp_path, monkeypatch):
+    store = FileStore(tmp_path, rank=0)
+    monkeypatch.setattr(os, "pwrite", _no_space)
+    with pytest.raises(OffloadError, match=f"cannot write 9 bytes to {tmp_path}.*No space left on"):
+        store.put(torch.ones(9, dtype=torch.uint8))
+
+
+def _no_space(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_file_that_is_cut_short(tmp_path):
+    store = FileStore(tmp_path, rank=0)
+    place = store.put(torch.ones(9, dtype=torch.uint8))
+    store.path.write_bytes(b"")
+    with pytest.raises(OffloadError, match="cannot read 9 bytes .* ends too early"):
+        store.get(place, torch.empty(9, dtype=torch.uint8))
+
+
+def test_a_checksum_finds_one_bit(store):
+    verified = VerifiedStore(store)
+    data = torch.randint(256, (1000,), dtype=torch.uint8)
+    place = verified.put(data)
+    if isinstance(store, HostPool):
+        place.place.tensor[500] ^= 4
+        where = "the host pool"
+    else:
+        content = bytearray(store.path.read_bytes())
+        content[500] ^= 4
+        store.path.write_bytes(content)
+        where = str(store.path)
+    with pytest.raises(OffloadError, match=f"1000 .* came back changed from {where}"):
+        verified.get(place, torch.empty_like(data))
+
+
+@pytest.mark.parametrize("name", ["host_memory", "smallest_bytes"])
+def test_negative_sizes(name):
+    with pytest.raises(UsageError, match=f"{name} must be at least 0 bytes, not -1"):
+        Offload(**{name: -1})
+
+
+def test_bytes_of_a_storage_are_not_copied():
+    tensor = torch.ones(3)
+    bytes_of(tensor.untyped_storage()).zero_()
+    assert tensor.tolist() == [0, 0, 0]
