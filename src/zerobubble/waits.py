@@ -49,6 +49,26 @@ def index_of_codes(schedule: Schedule) -> Codes:
     return index
 
 
+def lanes_of(schedule: Schedule, rank: int) -> tuple[Codes, Codes, Codes]:
+    """Tell where in the order of a rank those ops are that follow each other in time.
+
+    What it computes, its copies to the host in the order of their forwards, and its copies back.
+
+    >>> from zerobubble.ir import BW, F, L, O, linear
+    >>> ops = [F(0, 0), F(0, 1), O(0, 1), O(0, 0), L(0, 1), L(0, 0), BW(0, 0), BW(0, 1)]
+    >>> schedule = Schedule.from_ops("mine", linear(1), 2, [ops])
+    >>> [lane.tolist() for lane in lanes_of(schedule, 0)]
+    [[0, 1, 6, 7], [3, 2], [4, 5]]
+    """
+    order = schedule.orders[rank]
+    kinds, _, _ = schedule.fields(order)
+    computed = np.flatnonzero((kinds != Kind.O) & (kinds != Kind.L))
+    out, back = (np.flatnonzero(kinds == kind) for kind in (Kind.O, Kind.L))
+    _, indices = places(schedule)
+    forwards = indices[producers(schedule)[order[out]]] if len(out) else out
+    return computed, out[np.argsort(forwards, kind="stable")], back
+
+
 def find_waits(schedule: Schedule, start: Floats, end: Floats, ranks_per_engine: int) -> Waits:
     """Find what the ops of a timeline wait for.
 

@@ -16,7 +16,7 @@ from zerobubble.costs import Costs
 from zerobubble.ir import BW, F, L, O, Placement, R, Schedule, linear
 from zerobubble.schedules import REGISTRY, build
 from zerobubble.simulate import Timeline, simulate
-from zerobubble.view.lanes import lanes_of
+from zerobubble.view.lanes import rows_of
 from zerobubble.view.numbers import summarize
 from zerobubble.view.text import draw
 
@@ -90,7 +90,7 @@ def test_copies_stand_beneath_the_ops_that_they_run_beside():
 def test_any_timeline_with_copies_is_drawn(schedule, data, width):
     timeline = simulate(schedule, data.draw(costs_of_copies_for(schedule.num_stages)))
     rows = draw(timeline, width).splitlines()[:-1]
-    lanes = lanes_of(timeline)
+    lanes = rows_of(timeline)
     names = [f"rank {lane.rank} {lane.name}".strip() for lane in lanes]
     assert [row[: len(name)] for row, name in zip(rows, names, strict=True)] == names
     if width is not None:

@@ -13,7 +13,8 @@ every rank's ops, in the rank's order, in milliseconds::
      ]}
 
 ``costs`` are the expected ones in ms, with the keys of a costs file, or null. ``host_start`` and
-``host_end`` say when the host issued an op, ``start`` and ``end`` when the device ran it. Version 1
+``host_end`` say when the host issued an op, ``start`` and ``end`` when the device ran it, or of O
+and L, which run beside the others, when the copy was made. Version 1
 had neither these nor ``number``, ``costs`` and ``transfers``; it is still read.
 """
 
@@ -33,6 +34,7 @@ from zerobubble.ir import Kind, Op, Schedule
 from zerobubble.measured import MeasuredRun, MeasuredStep, Transfer
 from zerobubble.simulate import Timeline
 from zerobubble.verify import verify
+from zerobubble.waits import lanes_of
 
 FORMAT, VERSION = "zerobubble-timeline", 2
 _KEYS = {
@@ -190,11 +192,15 @@ def _times(key: str, value: Any, schedule: Schedule) -> tuple[Floats, ...]:
 def _require_order(
     what: str, start: Sequence[Floats], end: Sequence[Floats], schedule: Schedule
 ) -> None:
-    """Refuse ops that end before they start, or overlap on their rank."""
-    for rank in range(schedule.num_ranks):
-        marks = np.column_stack((start[rank], end[rank])).reshape(-1)
+    """Refuse ops that end before they start, or overlap with those of their rank or engine."""
+    lanes = [
+        (rank, lane) for rank in range(schedule.num_ranks) for lane in lanes_of(schedule, rank)
+    ]
+    for rank, lane in lanes:
+        marks = np.column_stack((start[rank][lane], end[rank][lane])).reshape(-1)
         if len(falls := np.flatnonzero(np.diff(marks) < 0)):
-            index, is_end = divmod(int(falls[0]) + 1, 2)
+            place, is_end = divmod(int(falls[0]) + 1, 2)
+            index = int(lane[place])
             op = f"{schedule.op(schedule.orders[rank][index])} (op {index})"
             problem = "ends before it starts" if is_end else "starts before the op ahead of it ends"
             _fail(f"{what}rank {rank}: {op} {problem}: times must not fall along a rank's order")
@@ -224,7 +230,7 @@ def _without_doubles(transfers: Iterable[Transfer]) -> tuple[Transfer, ...]:
 def _ends(op: Op, schedule: Schedule) -> tuple[int, int] | None:
     """Name the ranks between which the output of an op travels."""
     neighbour = op.stage + 1 if op.kind is Kind.F else op.stage - 1
-    if op.kind is Kind.W or not 0 <= neighbour < schedule.num_stages:
+    if op.kind not in (Kind.F, Kind.B, Kind.BW) or not 0 <= neighbour < schedule.num_stages:
         return None
     holders = schedule.placement.stage_to_rank
     return holders[op.stage], holders[neighbour]

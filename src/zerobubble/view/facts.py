@@ -139,7 +139,8 @@ class Facts:
     @cached_property
     def is_copy(self) -> NDArray[np.bool_]:
         """Whether a copy engine does it, beside the compute."""
-        return (self.kinds == Kind.O) | (self.kinds == Kind.L)
+        copies: NDArray[np.bool_] = (self.kinds == Kind.O) | (self.kinds == Kind.L)
+        return copies
 
     @cached_property
     def is_first(self) -> NDArray[np.bool_]:

@@ -7,6 +7,7 @@ import numpy as np
 
 from zerobubble.ir import Codes, Kind, Schedule
 from zerobubble.simulate import Timeline
+from zerobubble.waits import lanes_of
 
 OUT, IN = "out", "in"
 
@@ -25,26 +26,23 @@ class Lane(NamedTuple):
     indices: Codes
 
 
-def lanes_of(timeline: Timeline) -> list[Lane]:
+def rows_of(timeline: Timeline) -> list[Lane]:
     """List the rows of a timeline; copies that take no time have none.
 
     >>> from zerobubble import Costs, build, simulate
-    >>> [lane[:2] for lane in lanes_of(simulate(build("1f1b", 2, 2), Costs.uniform(2)))]
+    >>> [lane[:2] for lane in rows_of(simulate(build("1f1b", 2, 2), Costs.uniform(2)))]
     [(0, ''), (1, '')]
     """
     return [lane for rank in range(timeline.schedule.num_ranks) for lane in _of(timeline, rank)]
 
 
 def _of(timeline: Timeline, rank: int) -> Iterator[Lane]:
-    schedule, start, end = timeline.schedule, timeline.start[rank], timeline.end[rank]
-    yield Lane(rank, "", np.arange(len(start))[timeline.computed[rank]])
-    if not schedule.has_copies:
-        return
-    kinds, _, _ = schedule.fields(schedule.orders[rank])
-    for kind, name in ((Kind.O, OUT), (Kind.L, IN)):
-        found = np.flatnonzero(kinds == kind)
-        if (end[found] > start[found]).any():
-            yield Lane(rank, name, found[np.lexsort((end[found], start[found]))])
+    start, end = timeline.start[rank], timeline.end[rank]
+    computed, out, back = lanes_of(timeline.schedule, rank)
+    yield Lane(rank, "", computed)
+    for name, copies in ((OUT, out), (IN, back)):
+        if (end[copies] > start[copies]).any():
+            yield Lane(rank, name, copies)
 
 
 def kinds_in(lanes: Sequence[Lane], schedule: Schedule) -> list[Kind]:

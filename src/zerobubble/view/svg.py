@@ -20,7 +20,7 @@ from zerobubble.costs import Floats
 from zerobubble.ir import Codes, Kind
 from zerobubble.simulate import Timeline
 from zerobubble.view.labels import label, turns
-from zerobubble.view.lanes import Lane, lanes_of
+from zerobubble.view.lanes import Lane, rows_of
 from zerobubble.view.text import COLORS, MEANINGS
 
 WIDTH = 960
@@ -90,7 +90,7 @@ class _Picture:
 
     @cached_property
     def lanes(self) -> list[Lane]:
-        return lanes_of(self.timeline)
+        return rows_of(self.timeline)
 
     @cached_property
     def heights(self) -> Floats:

@@ -14,7 +14,7 @@ from zerobubble.costs import Floats
 from zerobubble.ir import Kind, Op
 from zerobubble.simulate import Timeline
 from zerobubble.view.labels import label, styled, turns
-from zerobubble.view.lanes import Lane, kinds_in, lanes_of
+from zerobubble.view.lanes import Lane, kinds_in, rows_of
 
 MEANINGS = {
     Kind.F: "forward",
@@ -92,7 +92,7 @@ class _Canvas:
     @cached_property
     def lanes(self) -> list[Lane]:
         """What each row shows."""
-        return lanes_of(self.timeline)
+        return rows_of(self.timeline)
 
     @cached_property
     def name_width(self) -> int:
