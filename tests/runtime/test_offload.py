@@ -2,6 +2,7 @@
 
 import errno
 import os
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from zerobubble.runtime.offload.file import FileStore
 from zerobubble.runtime.offload.parcel import Parcel
 from zerobubble.runtime.offload.pool import HostPool
 from zerobubble.runtime.offload.store import VerifiedStore, bytes_of, size_class
+from zerobubble.runtime.offload.streams import StreamCopies
 
 CPU = torch.device("cpu")
 
@@ -28,9 +30,45 @@ def store(request, tmp_path):
     found.close()
 
 
-@pytest.fixture
-def copies(store):
-    return ThreadCopies(VerifiedStore(store))
+@pytest.fixture(params=["threads", "streams", "streams-and-threads"])
+def copies(request, store, monkeypatch):
+    """The engines of a CPU, and those of a CUDA device with streams that do all at once."""
+    if request.param == "threads":
+        found = ThreadCopies(VerifiedStore(store))
+    else:
+        for name, stand_in in STAND_INS.items():
+            monkeypatch.setattr(torch.cuda, name, stand_in)
+        to_store = request.param == "streams-and-threads"
+        found = StreamCopies(CPU, HostPool(), VerifiedStore(store) if to_store else None)
+    yield found
+    found.close()
+
+
+class Stream:
+    def __init__(self, device=None):
+        pass
+
+    def wait_event(self, event):
+        assert event.is_recorded
+
+    def synchronize(self):
+        pass
+
+
+class Event(Stream):
+    is_recorded = False
+
+    def record(self, stream):
+        self.is_recorded = True
+
+
+STAND_INS = {
+    "Stream": Stream,
+    "Event": Event,
+    "current_stream": Stream,
+    "stream": nullcontext,
+    "set_device": Stream,
+}
 
 
 class Saves(torch.autograd.Function):
@@ -153,10 +191,12 @@ def test_a_graph_that_has_gone_is_not_moved(copies):
     assert parcel.moved_bytes == 0
 
 
-def test_an_abandoned_parcel_gives_its_memory_back():
-    pool = HostPool()
+@pytest.mark.parametrize("copies", ["threads", "streams"], indirect=True)
+@pytest.mark.parametrize("store", ["pool"], indirect=True)
+def test_an_abandoned_parcel_gives_its_memory_back(copies, store):
+    pool = store if isinstance(copies, ThreadCopies) else copies._pool
     for ops in ([], ["drop"], ["drop", "fetch"]):
-        parcel = Parcel(ThreadCopies(pool), ())
+        parcel = Parcel(copies, ())
         with saved_tensors_hooks(parcel.pack, parcel.unpack):
             y = torch.ones(10, requires_grad=True).exp()
         parcel.send()
@@ -189,13 +229,13 @@ def test_a_limit_of_the_pool_counts_what_is_free_and_lets_it_go_first():
     pool.give_back(pool.take(2048))
     lent = pool.take(1024)
     assert pool.held_bytes == 1024 + 2048 - 2048
-    with pytest.raises(OffloadError, match="2048 bytes do not fit .* holds 1024 of at most 3000"):
+    with pytest.raises(OffloadError, match=r"2048 bytes do not fit .* holds 1024 of at most 3000"):
         pool.take(2048)
     pool.give_back(lent)
     pool.take(2048)
 
 
-def test_a_failed_put_frees_what_came_before(tmp_path):
+def test_a_failed_put_frees_what_came_before():
     pool = HostPool(limit_bytes=100)
     copy = ThreadCopies(pool).out([torch.ones(n, dtype=torch.uint8) for n in (64, 64)])
     with pytest.raises(OffloadError):
@@ -235,7 +275,7 @@ def test_a_file_that_is_cut_short(tmp_path):
     store = FileStore(tmp_path, rank=0)
     place = store.put(torch.ones(9, dtype=torch.uint8))
     store.path.write_bytes(b"")
-    with pytest.raises(OffloadError, match="cannot read 9 bytes .* ends too early"):
+    with pytest.raises(OffloadError, match=r"cannot read 9 bytes .* ends too early"):
         store.get(place, torch.empty(9, dtype=torch.uint8))
 
 
@@ -265,3 +305,33 @@ def test_bytes_of_a_storage_are_not_copied():
     tensor = torch.ones(3)
     bytes_of(tensor.untyped_storage()).zero_()
     assert tensor.tolist() == [0, 0, 0]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("settings", [{}, {"verify": True}, {"directory": True}])
+def test_a_cuda_device_moves_on_streams_beside_the_compute(settings, tmp_path):
+    device = torch.device("cuda", 0)
+    if "directory" in settings:
+        settings = {"directory": tmp_path}
+    offloading = Offloading(Offload(smallest_bytes=1, **settings), device, rank=0)
+    generator = torch.Generator(device).manual_seed(0)
+    tensors = [torch.randn(2**20, device=device, generator=generator) for _ in range(4)]
+    expected = [tensor.clone() for tensor in tensors]
+    before = torch.cuda.memory_allocated()
+    parcels = [Parcel(offloading.copies, ()) for _ in tensors]
+    saved = [parcel.pack(tensor) for parcel, tensor in zip(parcels, tensors, strict=True)]
+    for parcel in parcels:
+        parcel.send()
+    tensors.clear()
+    for parcel in parcels:
+        parcel.drop()
+    assert torch.cuda.memory_allocated() == before - 4 * 2**22
+    spoilt = [torch.full((2**20,), 7.0, device=device) for _ in range(4)]
+    for parcel in parcels:
+        parcel.fetch()
+    del spoilt
+    for parcel, each, value in zip(parcels, saved, expected, strict=True):
+        parcel.arrive()
+        assert torch.equal(parcel.unpack(each), value)
+    offloading.close()

@@ -38,6 +38,7 @@ def configs(draw):
             "microbatches": st.just(microbatches),
             "steps": st.just(steps),
             "replan_after": st.just(replan_after),
+            "host_memory": st.sampled_from(["", "1.5GiB"]),
         },
         "model": {
             "dim": st.just(2 * heads * pairs),

@@ -1,19 +1,7 @@
 """How many bytes does a word such as 40GiB mean?"""
 
-import re
-
 from zerobubble.errors import UsageError
-
-_UNITS = {
-    "B": 1,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "KiB": 2**10,
-    "MiB": 2**20,
-    "GiB": 2**30,
-}
-_SIZE = re.compile(rf"([0-9]*\.?[0-9]+)\s*({'|'.join(_UNITS)})")
+from zerobubble.train.rules import read_size
 
 
 def read_bytes(text: str, num_ranks: int) -> list[float]:
@@ -25,20 +13,10 @@ def read_bytes(text: str, num_ranks: int) -> list[float]:
     >>> read_bytes("1.5KiB,2KB", num_ranks=2)
     [1536.0, 2000.0]
     """
-    sizes = [_size(text, word.strip()) for word in text.split(",")]
+    sizes = [read_size(f"--memory {text!r}", word) for word in text.split(",")]
     if len(sizes) not in (1, num_ranks):
         raise UsageError(
             f"--memory gives {len(sizes)} limits for {num_ranks} ranks: write one, or one for each "
             "rank"
         )
     return sizes if len(sizes) > 1 else sizes * num_ranks
-
-
-def _size(text: str, word: str) -> float:
-    match = _SIZE.fullmatch(word)
-    if match is None or float(match[1]) == 0:
-        raise UsageError(
-            f"--memory {text!r}: write bytes with a unit, as in 40GiB; the units are "
-            f"{', '.join(_UNITS)}"
-        )
-    return float(match[1]) * _UNITS[match[2]]

@@ -102,12 +102,13 @@ def _launch(config: TrainConfig, schedule: Schedule | Plan) -> None:
     from zerobubble.runtime.given import unpack
     from zerobubble.train.data import load_data
     from zerobubble.train.launch import launch
-    from zerobubble.train.loop import threads_per_rank
+    from zerobubble.train.loop import offload_of, threads_per_rank
     from zerobubble.train.model_source import find_encoding, find_model
 
     model = find_model(config.model.source, config.model.source_config, config.model)
     unpack(model, schedule)
     find_device(config.run.device)
+    offload_of(config).try_directory()
     load_data(config, find_encoding(model))
     threads = threads_per_rank(config.run.threads, config.run.ranks)
     with NamedTemporaryFile("w", encoding="utf-8", suffix=".toml") as resolved:

@@ -13,7 +13,13 @@ from typing import Annotated, Literal, get_args
 from tyro.conf import arg
 
 from zerobubble.errors import UsageError
-from zerobubble.train.rules import nearest_multiples, read_range, require, require_one_of
+from zerobubble.train.rules import (
+    nearest_multiples,
+    read_range,
+    read_size,
+    require,
+    require_one_of,
+)
 
 VOCABULARY = 256
 Device = Literal["cpu", "cuda"]
@@ -49,12 +55,20 @@ class RunConfig:
     """Seconds a rank waits for another one before the run fails and names who is at work."""
     out: str = "runs/train"
     """Folder that receives the configuration, metrics, schedule and timeline."""
+    offload_dir: str = ""
+    """Folder for activations that the schedule offloads; none keeps them in host memory."""
+    host_memory: str = ""
+    """The most host memory of a rank for offloaded activations, as in 8GiB; none is no limit."""
+    verify_offload: bool = False
+    """Compare a checksum of all that was offloaded when it comes back."""
 
     def __post_init__(self) -> None:
         require(self, "at least 1", "ranks", "microbatches", "steps")
         require(self, "at least 0", "threads", "replan_after")
         require(self, "at least 0 and below 2**63", "seed")
         require(self, "above 0", "timeout_s")
+        if self.host_memory:
+            read_size(f"host_memory {self.host_memory!r}", self.host_memory)
         require_one_of("device", self.device, get_args(Device))
         require_one_of("precision", self.precision, get_args(Precision))
         if self.replan_after >= self.steps and self.replan_after:

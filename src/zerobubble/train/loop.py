@@ -11,7 +11,7 @@ from zerobubble.costs import Costs
 from zerobubble.ir import Schedule
 from zerobubble.measured import MeasuredRun
 from zerobubble.plan.data import Plan
-from zerobubble.runtime import Pipeline, PipelineOptimizer
+from zerobubble.runtime import Offload, Pipeline, PipelineOptimizer
 from zerobubble.runtime.layered import LayeredModel
 from zerobubble.runtime.replanning import Replanned, replan
 from zerobubble.search.problem import Objective
@@ -22,6 +22,7 @@ from zerobubble.train.learning_rate import learning_rate
 from zerobubble.train.model_source import find_encoding, find_model
 from zerobubble.train.planned import Expected
 from zerobubble.train.report import Report
+from zerobubble.train.rules import read_size
 from zerobubble.train.run_folder import RunFolder
 
 _STEPS_MEASURED = 5
@@ -74,6 +75,17 @@ def build_pipeline(config: TrainConfig, schedule: Schedule | Plan, model: Layere
         timeout=config.run.timeout_s,
         num_recorded_steps=max(config.report.num_last_steps, _replanning_steps(config)),
         recorded_steps=config.report.chosen_steps,
+        offload=offload_of(config),
+    )
+
+
+def offload_of(config: TrainConfig) -> Offload:
+    """Say where activations wait that the schedule offloads."""
+    limit = config.run.host_memory
+    return Offload(
+        config.run.offload_dir or None,
+        int(read_size("host_memory", limit)) if limit else None,
+        config.run.verify_offload,
     )
 
 

@@ -1,6 +1,7 @@
 """Which values may a setting have?"""
 
 import math
+import re
 from collections.abc import Callable, Sequence
 
 from zerobubble.errors import UsageError
@@ -14,6 +15,17 @@ _RULES: dict[str, Callable[[float], bool]] = {
     "at least 0 and below 1": lambda value: 0 <= value < 1,
     "at least 0 and below 2**63": lambda value: 0 <= value < 2**63,
 }
+
+_UNITS = {
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+}
+_SIZE = re.compile(rf"([0-9]*\.?[0-9]+)\s*({'|'.join(_UNITS)})")
 
 
 def require(section: object, rule: str, *names: str) -> None:
@@ -47,6 +59,23 @@ def read_range(name: str, value: int | str) -> range | None:
         if found and found.start >= 1:
             return found
     raise UsageError(f"{name} must be a number, or a range from 1 on like 5-7, not {value!r}")
+
+
+def read_size(what: str, text: str) -> float:
+    """Read a number of bytes with a unit, above 0; ``what`` begins the error.
+
+    Raises:
+        UsageError: it is none.
+
+    >>> read_size("--memory", "1.5KiB")
+    1536.0
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or float(match[1]) == 0:
+        raise UsageError(
+            f"{what}: write bytes with a unit, as in 40GiB; the units are {', '.join(_UNITS)}"
+        )
+    return float(match[1]) * _UNITS[match[2]]
 
 
 def nearest_multiples(value: int, step: int) -> str:

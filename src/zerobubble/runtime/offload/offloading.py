@@ -13,6 +13,7 @@ from zerobubble.runtime.offload.file import FileStore
 from zerobubble.runtime.offload.parcel import Parcel
 from zerobubble.runtime.offload.pool import HostPool
 from zerobubble.runtime.offload.store import Store, VerifiedStore
+from zerobubble.runtime.offload.streams import StreamCopies
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,15 @@ class Offload:
             if value is not None and value < 0:
                 raise UsageError(f"{name} must be at least 0 bytes, not {value}")
 
+    def try_directory(self) -> None:
+        """Make a file in the folder, if there is one, and remove it.
+
+        Raises:
+            UsageError: it cannot be written to.
+        """
+        if self.directory is not None:
+            FileStore(self.directory, rank=0).close()
+
 
 class Offloading:
     """The copy engines and the store of one rank; nothing is started before it is needed.
@@ -62,12 +72,16 @@ class Offloading:
         store: Store | None = None
         if settings.directory is not None:
             store = FileStore(settings.directory, rank)
-        if device.type == "cpu":
-            store = store or self.pool
+        elif device.type == "cpu" or settings.verify:
+            store = self.pool
         if store is not None and settings.verify:
             store = VerifiedStore(store)
-        assert store is not None
-        self.copies: Copies = ThreadCopies(store)
+        self.copies: Copies
+        if device.type == "cuda":
+            self.copies = StreamCopies(device, self.pool, store)
+        else:
+            assert store is not None
+            self.copies = ThreadCopies(store)
 
     def parcel(self, given: Iterable[Tensor]) -> Parcel:
         """Make the parcel of one stage and microbatch, which leaves ``given`` where they are."""

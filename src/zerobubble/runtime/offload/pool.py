@@ -14,13 +14,20 @@ class Buffer:
     """Some bytes of the pool.
 
     Attributes:
-        tensor: its bytes, at least as many as asked for.
+        tensor: its bytes.
+        num_bytes: how many of them were asked for.
         busy_until: event of a device after which nothing reads them any more, or None.
     """
 
-    def __init__(self, num_bytes: int, is_pinned: bool) -> None:
-        self.tensor = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=is_pinned)
+    def __init__(self, size: int, is_pinned: bool) -> None:
+        self.tensor = torch.empty(size, dtype=torch.uint8, pin_memory=is_pinned)
+        self.num_bytes = size
         self.busy_until: Any = None
+
+    @property
+    def content(self) -> Tensor:
+        """View the bytes that were asked for."""
+        return self.tensor[: self.num_bytes]
 
 
 class HostPool:
@@ -59,6 +66,7 @@ class HostPool:
             fitting = self._free[size]
             buffer = fitting.pop() if fitting else self._new(size)
             self.lent_bytes += size
+        buffer.num_bytes = num_bytes
         return buffer
 
     def give_back(self, buffer: Buffer) -> None:
@@ -96,12 +104,12 @@ class HostPool:
     def put(self, source: Tensor) -> Buffer:
         """Keep a copy of some bytes."""
         buffer = self.take(source.numel())
-        buffer.tensor[: source.numel()].copy_(source)
+        buffer.content.copy_(source)
         return buffer
 
     def get(self, place: Buffer, into: Tensor) -> None:
         """Copy back what was put."""
-        into.copy_(place.tensor[: into.numel()])
+        into.copy_(place.content)
 
     def free(self, place: Buffer) -> None:
         """Take the buffer of what was put back."""
