@@ -9,7 +9,11 @@ from hypothesis import strategies as st
 from zerobubble.costs import Costs
 from zerobubble.ir import BW, B, F, Kind, L, O, Op, Placement, R, Schedule, W
 from zerobubble.measured import MeasuredRun, MeasuredStep, Transfer
+from zerobubble.schedules import REGISTRY, build
 from zerobubble.simulate import Timeline
+
+# Registered schedules that leave everything on the device.
+PLAIN = [name for name in REGISTRY if not build(name, 2, 4).has_copies]
 
 
 @st.composite

@@ -8,9 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.strategies import costs_of_copies_for, schedules, schedules_with_copies
-from zerobubble.copies import with_copies, with_recompute
-from zerobubble.errors import ScheduleError
-from zerobubble.ir import Kind
+from zerobubble.copies import offload_to_compute_ratio, with_copies, with_recompute
+from zerobubble.costs import Costs
+from zerobubble.errors import ScheduleError, UsageError
+from zerobubble.ir import BW, F, Kind, Schedule, looped
+from zerobubble.schedules import build
 from zerobubble.simulate import simulate
 from zerobubble.verify import verify
 
@@ -72,3 +74,130 @@ def test_a_limit_is_kept_or_named(data):
             with_copies(schedule, costs, moved, memory=least * 0.999)
     else:
         verify(copied, costs, limit)
+
+
+def _words(schedule):
+    """Write the order of rank 0, stage 1 in lower case."""
+    names = (f"{op.kind.name}{op.microbatch}" for op in schedule.ops(0))
+    words = zip(names, schedule.ops(0), strict=True)
+    return " ".join(name.lower() if op.stage else name for name, op in words)
+
+
+# F takes 1 and BW 2: F0 ends at 1, f0 at 3, bw0 begins at 4, BW0 at 8.
+TWO_ROUNDS = Schedule.from_ops(
+    "mine",
+    looped(1, 2),
+    2,
+    [[*(F(s, i) for s in (0, 1) for i in (0, 1)), *(BW(s, i) for s in (1, 0) for i in (0, 1))]],
+)
+
+
+def _slow(one_way):
+    return replace(Costs.uniform(2), offload=[one_way] * 2, load=[one_way] * 2)
+
+
+@pytest.mark.parametrize(
+    ("one_way", "expected"),
+    [
+        (0, "F0 O0 F1 O1 f0 o0 f1 o1 l0 bw0 l1 bw1 L0 BW0 L1 BW1"),
+        # f1 could leave from 4 to 5 and come back from 5 to 6, but bw0 runs all that time.
+        (1, "F0 F1 O0 f0 O1 f1 bw0 L0 bw1 L1 BW0 BW1"),
+        # F1 leaves behind F0, until 5; the copies back run from 6 to 8 and from 8 to 10.
+        (2, "F0 F1 f0 O0 f1 bw0 O1 L0 bw1 L1 BW0 BW1"),
+        (4, "F0 F1 f0 f1 bw0 bw1 BW0 BW1"),
+    ],
+)
+def test_copies_stand_where_the_times_say(one_way, expected):
+    assert _words(with_copies(TWO_ROUNDS, _slow(one_way))) == expected
+
+
+@pytest.mark.parametrize(
+    ("memory", "expected"),
+    [
+        (3, "F0 F1 f0 O0 f1 bw0 O1 L0 bw1 L1 BW0 BW1"),
+        (2, "F0 F1 O0 f0 O1 f1 bw0 L0 bw1 L1 BW0 BW1"),
+        (1, "F0 O0 F1 O1 f0 o0 f1 o1 l0 bw0 l1 bw1 L0 BW0 L1 BW1"),
+    ],
+)
+def test_a_limit_pulls_offloads_forward(memory, expected):
+    assert _words(with_copies(TWO_ROUNDS, _slow(2), memory=memory)) == expected
+
+
+def test_a_limit_that_cannot_be_kept_names_the_least():
+    message = (
+        "mine: rank 0: F0 of stage 0 raises activation memory to 1 even with all offloaded that "
+        "may be, over the limit of 0.5: allow 1, the least that this order can be brought to"
+    )
+    with pytest.raises(ScheduleError, match=message):
+        with_copies(TWO_ROUNDS, _slow(2), memory=0.5)
+    with pytest.raises(ScheduleError, match=r"F1 of stage 1 .*: allow 4, the least"):
+        with_copies(TWO_ROUNDS, _slow(2), np.array([False, False]), memory=1)
+
+
+def test_recompute_stands_right_before_the_backward():
+    again = np.array([[False, True], [True, False]])
+    assert _words(with_recompute(TWO_ROUNDS, again)) == "F0 F1 f0 f1 r0 bw0 bw1 BW0 R1 BW1"
+    every = with_recompute(TWO_ROUNDS, np.array([True, False]))
+    assert _words(every) == "F0 F1 f0 f1 bw0 bw1 R0 BW0 R1 BW1"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda copied, again: with_copies(copied, _slow(0)),
+        lambda copied, again: with_copies(again, _slow(0), np.array([True, True])),
+        lambda copied, again: with_recompute(copied, np.array([True, True])),
+        lambda copied, again: with_recompute(again, np.array([True, True])),
+    ],
+)
+def test_nothing_gets_two_ways_back(call):
+    copied = with_copies(TWO_ROUNDS, _slow(0))
+    again = with_recompute(TWO_ROUNDS, np.array([True, True]))
+    with pytest.raises(ScheduleError, match="microbatch 0 of stage 0 is offloaded or run again"):
+        call(copied, again)
+
+
+@pytest.mark.parametrize("flags", [[True], [[True, True]], [1, 0], "yes"])
+def test_flags_of_another_shape_are_refused(flags):
+    with pytest.raises(UsageError, match="must be true or false for each of 2 stages, or of 2 x 2"):
+        with_recompute(TWO_ROUNDS, np.array(flags))
+
+
+def test_ranks_that_share_an_engine_are_not_delayed_more_than_a_copy():
+    schedule = build("gis:v=4", 4, 16)
+    costs = Costs.of_ranks(schedule.placement)
+    costs = replace(costs, offload=costs.forward, load=costs.forward, ranks_per_engine=2)
+    copied = with_copies(schedule, costs)
+    assert copied.has(Kind.O).mean() > 0.5
+    before, after = simulate(schedule, costs), simulate(copied, costs)
+    assert after.peak_memory < before.peak_memory
+    assert after.span <= before.span * (1 + 1e-9)
+
+
+# A layer in 16 bits on an A100: 220 TFLOP/s, 15 GB/s each way (figure 2 of the paper).
+GRID = {
+    4096: (1.7, 1.46, 1.15, 0.8),
+    5120: (1.4, 1.23, 1.0, 0.72),
+    6144: (1.19, 1.07, 0.88, 0.66),
+    7168: (1.03, 0.94, 0.8, 0.61),
+    8192: (0.92, 0.84, 0.72, 0.56),
+    10240: (0.74, 0.69, 0.61, 0.49),
+}
+
+
+@pytest.mark.parametrize("hidden_size", GRID)
+def test_the_ratio_of_copies_to_compute_is_the_published_one(hidden_size):
+    for sequence_length, printed in zip((4096, 8192, 16384, 32768), GRID[hidden_size], strict=True):
+        k = offload_to_compute_ratio(hidden_size, sequence_length, 220e12, 15e9)
+        formula = 10 / (3 * (6 * hidden_size + sequence_length)) * 220e12 / 15e9
+        assert k == pytest.approx(formula)
+        assert k == pytest.approx(printed, rel=0.08)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, float("nan"), float("inf")])
+def test_a_ratio_needs_positive_numbers(wrong):
+    for place in range(4):
+        values = [4096, 4096, 220e12, 15e9]
+        values[place] = wrong
+        with pytest.raises(UsageError, match="must be positive"):
+            offload_to_compute_ratio(*values)

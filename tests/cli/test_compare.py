@@ -49,7 +49,8 @@ def test_a_memory_limit_leaves_out_what_exceeds_it(zerobubble):
     words = ("-p", 4, "-m", 8, "--memory", 4, "--json")
     values = json.loads(zerobubble("compare", *words).out)
     fitting = {
-        "1f1b", "grouped-interleaved", "v-1f1b", "v-half", "v-min", "zb-auto", "zb-h1", "zb-v",
+        "1f1b", "gis", "gis-h", "grouped-interleaved", "po-f", "po-h", "v-1f1b", "v-half", "v-min",
+        "zb-auto", "zb-h1", "zb-v",
     }  # fmt: skip
     assert {row["schedule"] for row in values["schedules"]} == fitting
     assert {*values["left_out"]} == {*REGISTRY} - fitting

@@ -10,8 +10,11 @@ from zerobubble.verify import verify
 NAMES = [
     *REGISTRY,
     "breadth-first:v=3",
+    "gis-h:v=3",
     "grouped-interleaved:v=3",
     "interleaved:v=3",
+    "po-f:v=3",
+    "po-h:v=3",
     "wave:waves=1",
     "wave:waves=3",
 ]

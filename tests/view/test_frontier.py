@@ -63,7 +63,7 @@ def test_points_lie_where_their_memory_and_bubble_are():
 
 def test_marks_that_share_a_place_stand_side_by_side(found):
     picture = draw(found)
-    assert plane(picture)[-1].split() == ["VWm", "VW", "VOW", "LVOWl", "LVOW"]
+    assert plane(picture)[-1].split() == ["VWo", "VW", "VOW", "LVOWn", "LVOW"]
     assert "* more" not in picture
 
 

@@ -246,6 +246,8 @@ def _timeline_of(
         costs = table.get(recipe.place(num_ranks, **parameters))
         if costs is not None:
             built = recipe.build(num_ranks, num_microbatches, costs, **parameters)
+            if built.has_copies:
+                raise ScheduleError("it offloads activations, and what is searched does not")
             return simulate(built, costs)
     raise ScheduleError(f"its placement {recipe.place(num_ranks)} is not searched")
 
