@@ -11,7 +11,7 @@ from tests.dist import models, post_validation
 from tests.dist.cases import PLACEMENTS, defined, num_layers, placed
 from tests.dist.harness import launch, values
 from tests.dist.moved import moved
-from tests.dist.post_validation import INF, TO_CLIP, Case, compare
+from tests.dist.post_validation import INF, TO_CLIP, Case, blocks, compare, plain
 from tests.dist.test_situations import MODELS
 from zerobubble import Pipeline, build
 from zerobubble.runtime import Offload
@@ -150,18 +150,20 @@ def test_any_model_keeps_its_bits(cases):
 def test_a_refuted_guess_takes_forwards_back_that_have_been_offloaded(name):
     schedule = build(name, 2, 4)
     cases = {
-        kinds: Case(
+        (layers.__name__, kinds): Case(
             moved(schedule, kinds),
-            num_steps=6,
+            num_steps=5,
             spoils={1: (1, TO_CLIP), 3: (0, INF)},
+            layers=layers,
             options={"offload": ALL},
         )
-        for kinds in ("-", "O", "R", "OR-")
+        for layers in (blocks, plain)
+        for kinds in ("-", "O", "R")
     }
     for found in values(launch(compare, 2, cases)):
-        expected = found["-"][0]
-        for kinds, (sync, post) in found.items():
-            assert sync[:2] == expected[:2], kinds
-            assert post[:2] == expected[:2], kinds
-            assert post[2] == found["-"][1][2], kinds
-            assert post[2]["num_replayed"] > 0, kinds
+        for (name, kinds), (sync, post) in found.items():
+            expected = found[name, "-"]
+            assert sync == expected[0], (name, kinds)
+            assert post == expected[1], (name, kinds)
+            assert post[:2] == sync[:2], (name, kinds)
+            assert post[2]["num_replayed"] > 0, (name, kinds)

@@ -19,6 +19,8 @@ from zerobubble.runtime.offload.parcel import Parcel
 from zerobubble.runtime.offload.pool import HostPool
 from zerobubble.runtime.offload.store import VerifiedStore, bytes_of, size_class
 from zerobubble.runtime.offload.streams import StreamCopies
+from zerobubble.runtime.partition import StageModule
+from zerobubble.runtime.stage import Stage
 
 CPU = torch.device("cpu")
 
@@ -189,6 +191,20 @@ def test_a_graph_that_has_gone_is_not_moved(copies):
         torch.ones(10, requires_grad=True).exp()
     parcel.send()
     assert parcel.moved_bytes == 0
+
+
+def test_a_stage_that_is_reset_forgets_what_is_away():
+    offloading = Offloading(Offload(smallest_bytes=1), CPU, rank=0)
+    stage = Stage(0, StageModule({0: nn.Linear(4, 4), 1: nn.Tanh()}), offloading=offloading)
+    stage.offloaded = frozenset([0, 1])
+    stage.begin([2, 2], [{}, {}])
+    stage.give_batch([torch.ones(2, 4), torch.ones(2, 4)])
+    stage.forward(0)
+    stage.forward(1)
+    stage.offload(0)
+    assert offloading.pool.lent_bytes >= size_class(32)
+    stage.reset()
+    assert offloading.pool.lent_bytes == 0
 
 
 @pytest.mark.parametrize("copies", ["threads", "streams"], indirect=True)

@@ -20,6 +20,10 @@ from zerobubble.runtime.offload.streams import StreamCopies
 class Offload:
     """Where offloaded activations wait; what is offloaded, and when, the schedule alone says.
 
+    What moves is all that autograd saves, but for parameters, buffers, the batch and what crosses
+    into the stage. Tensors that a custom autograd Function keeps on its ``ctx``, without
+    ``save_for_backward``, stay on the device. Layers cannot use ``torch.func`` transforms.
+
     Args:
         directory: a folder for one file a rank in place of host memory; made if it is missing.
         host_memory: the most bytes of host memory that a rank may take for it; None: no limit.
