@@ -30,7 +30,7 @@ from zerobubble.errors import ScheduleError, UsageError
 from zerobubble.formats.json import dumps as dumps_schedule
 from zerobubble.formats.json import notation, read_op, read_value
 from zerobubble.formats.reading import parse_json, read_text, show_value, write_text
-from zerobubble.ir import Kind, Op, Schedule
+from zerobubble.ir import Codes, Kind, Op, Schedule
 from zerobubble.measured import MeasuredRun, MeasuredStep, Transfer
 from zerobubble.simulate import Timeline
 from zerobubble.verify import verify
@@ -163,8 +163,12 @@ def _step(values: Mapping[str, Any], schedule: Schedule, costs: Costs | None) ->
         _times(key, values[key], schedule) if key in values else device
         for key, device in (("host_start", start), ("host_end", end))
     )
-    _require_order("", start, end, schedule)
-    _require_order("host of ", host_start, host_end, schedule)
+    for rank, order in enumerate(schedule.orders):
+        for lane in lanes_of(schedule, rank):
+            _require_order("", start[rank], end[rank], lane, schedule, rank)
+        if "host_start" in values:
+            whole, host = np.arange(len(order)), (host_start[rank], host_end[rank])
+            _require_order("host of ", *host, whole, schedule, rank)
     timeline = Timeline(schedule, costs or Costs.of_ranks(schedule.placement), start, end)
     transfers = _list("transfers", values.get("transfers", []))
     read = (
@@ -190,20 +194,16 @@ def _times(key: str, value: Any, schedule: Schedule) -> tuple[Floats, ...]:
 
 
 def _require_order(
-    what: str, start: Sequence[Floats], end: Sequence[Floats], schedule: Schedule
+    what: str, start: Floats, end: Floats, lane: Codes, schedule: Schedule, rank: int
 ) -> None:
     """Refuse ops that end before they start, or overlap with those of their rank or engine."""
-    lanes = [
-        (rank, lane) for rank in range(schedule.num_ranks) for lane in lanes_of(schedule, rank)
-    ]
-    for rank, lane in lanes:
-        marks = np.column_stack((start[rank][lane], end[rank][lane])).reshape(-1)
-        if len(falls := np.flatnonzero(np.diff(marks) < 0)):
-            place, is_end = divmod(int(falls[0]) + 1, 2)
-            index = int(lane[place])
-            op = f"{schedule.op(schedule.orders[rank][index])} (op {index})"
-            problem = "ends before it starts" if is_end else "starts before the op ahead of it ends"
-            _fail(f"{what}rank {rank}: {op} {problem}: times must not fall along a rank's order")
+    marks = np.column_stack((start[lane], end[lane])).reshape(-1)
+    if len(falls := np.flatnonzero(np.diff(marks) < 0)):
+        place, is_end = divmod(int(falls[0]) + 1, 2)
+        index = int(lane[place])
+        op = f"{schedule.op(schedule.orders[rank][index])} (op {index})"
+        problem = "ends before it starts" if is_end else "starts before the op ahead of it ends"
+        _fail(f"{what}rank {rank}: {op} {problem}: times must not fall along a rank's order")
 
 
 def _transfer(value: Any, schedule: Schedule) -> Transfer:
