@@ -114,6 +114,7 @@ class Recorder:
         """Keep the step; ``sizes`` tells the bytes of all its messages when asked."""
         self._now.sizes = sizes
         self._now.of_copies = self.copies.out, self.copies.back
+        self.copies.record(None)
         self._noted.append(self._now)
 
     def run(self, op: Call) -> None:
