@@ -22,10 +22,9 @@ from zerobubble.copies.pairs import (
     refuse_taken,
     with_orders,
 )
-from zerobubble.copies.room import load_in_time, offload_in_time, require_room
+from zerobubble.copies.room import least_memory, load_in_time, offload_in_time, require_room
 from zerobubble.copies.timing import Plan, planned, times_by_code
 from zerobubble.costs import Costs, Floats
-from zerobubble.errors import ScheduleError
 from zerobubble.graph import places
 from zerobubble.ir import Codes, Kind, Schedule
 from zerobubble.simulate import Timeline, simulate
@@ -33,6 +32,9 @@ from zerobubble.verify import limits_of_ranks
 
 # Copies that the compute waits for shift its times: so often are they planned anew.
 _PASSES = 4
+
+# The least memory is found to one part in so many.
+_FINEST_SHARE = 32
 
 
 def with_copies(
@@ -65,24 +67,11 @@ def with_copies(
     >>> print(*(f"{op.kind.name}{op.microbatch}" for op in with_copies(schedule, costs).ops(0)))
     F0 F1 O0 F2 O1 L0 F3 O2 L1 BW0 O3 L2 BW1 L3 BW2 BW3
     """
-    costs.require_stages(schedule.num_stages, schedule.name)
-    again = schedule.has(Kind.R)
-    chosen = ~again if moved is None else by_pair(schedule, moved, "moved")
-    refuse_taken(schedule, schedule.has(Kind.O) | (chosen & again))
-    chosen &= (costs.activation_offloaded > 0)[:, None]
+    chosen = _chosen(schedule, costs, moved)
     limits = None if memory is None else limits_of_ranks(memory, schedule.num_ranks)
     if limits is not None:
         require_room(schedule, costs, chosen, limits)
-    timeline = simulate(schedule, costs)
-    least, best = timeline.span, None
-    for _ in range(_PASSES):
-        timeline = simulate(_placed(schedule, costs, timeline, chosen, limits), costs)
-        if best is None or timeline.span < best.span * (1 - ROUNDING):
-            best = timeline
-        if best.span <= least * (1 + ROUNDING):
-            break
-    assert best is not None
-    return best.schedule
+    return _fastest(simulate(schedule, costs), chosen, limits, _PASSES).schedule
 
 
 def with_least_memory(
@@ -97,22 +86,43 @@ def with_least_memory(
     Raises:
         UsageError, ScheduleError: as ``with_copies``.
     """
-    best = simulate(with_copies(schedule, costs, moved), costs)
+    chosen, plain = _chosen(schedule, costs, moved), simulate(schedule, costs)
+    best = _fastest(plain, chosen, None, _PASSES)
+    if not (costs.offload + costs.load).any():
+        return best.schedule
     longest = best.span * (1 + ROUNDING)
-    too_low, finest = 0.0, float(costs.activation_offloaded.min(initial=np.inf)) / 2
-    takes_time = bool((costs.offload + costs.load).any())
-    while takes_time and best.peak_memory - too_low > max(finest, best.peak_memory / 50):
-        limit = (best.peak_memory + too_low) / 2
-        try:
-            tried = simulate(with_copies(schedule, costs, moved, limit), costs)
-        except ScheduleError:
-            too_low = limit
-            continue
+    too_low, _ = least_memory(schedule, costs, chosen)
+    low, finest = float(too_low.max()), float(costs.activation_offloaded.min()) / 2
+    while best.peak_memory - low > max(finest, best.peak_memory / _FINEST_SHARE):
+        limit = (best.peak_memory + low) / 2
+        tried = _fastest(plain, chosen, np.full(schedule.num_ranks, limit), passes=2)
         if tried.span <= longest:
             best = tried
         else:
-            too_low = limit
+            low = limit
     return best.schedule
+
+
+def _chosen(schedule: Schedule, costs: Costs, moved: NDArray[Any] | None) -> Flags:
+    """Tell what may move and frees anything then."""
+    costs.require_stages(schedule.num_stages, schedule.name)
+    again = schedule.has(Kind.R)
+    chosen = ~again if moved is None else by_pair(schedule, moved, "moved")
+    refuse_taken(schedule, schedule.has(Kind.O) | (chosen & again))
+    return chosen & (costs.activation_offloaded > 0)[:, None]
+
+
+def _fastest(plain: Timeline, chosen: Flags, limits: Floats | None, passes: int) -> Timeline:
+    """Place copies beside the times of an order without, then beside those that result."""
+    schedule, costs = plain.schedule, plain.costs
+    tried = best = simulate(_placed(schedule, costs, plain, chosen, limits), costs)
+    for _ in range(passes - 1):
+        if best.span <= plain.span * (1 + ROUNDING):
+            break
+        tried = simulate(_placed(schedule, costs, tried, chosen, limits), costs)
+        if tried.span < best.span * (1 - ROUNDING):
+            best = tried
+    return best
 
 
 def _placed(

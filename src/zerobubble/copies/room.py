@@ -9,33 +9,40 @@ from zerobubble.copies.pairs import ROUNDING, Flags, Pairs, pairs_of_rank
 from zerobubble.costs import Costs, Floats
 from zerobubble.errors import ScheduleError
 from zerobubble.graph import places
-from zerobubble.ir import Schedule
+from zerobubble.ir import Codes, Schedule
 
 
 def require_room(schedule: Schedule, costs: Costs, chosen: Flags, limits: Floats) -> None:
-    """Refuse limits that are exceeded even if all leaves at once and comes back at the last."""
+    """Refuse limits that no copies keep.
+
+    Raises:
+        ScheduleError: naming the rank that exceeds its limit by most, its op, and the least limit.
+    """
+    least, highest = least_memory(schedule, costs, chosen)
+    over = least - limits * (1 + ROUNDING)
+    if over.max() > 0:
+        rank = int(over.argmax())
+        raise ScheduleError(
+            f"{schedule.name}: rank {rank}: {schedule.op(highest[rank])} raises activation memory "
+            f"to {least[rank]:g} even with all offloaded that may be, over the limit of "
+            f"{limits[rank]:g}: allow {least.max():.12g}, the least that this order can be brought to"
+        )
+
+
+def least_memory(schedule: Schedule, costs: Costs, chosen: Flags) -> tuple[Floats, Codes]:
+    """Give the peak of each rank, and its op, if all leaves at once and comes back at the last."""
     least, positions = np.zeros(schedule.num_ranks), places(schedule)[1]
     highest = np.zeros(schedule.num_ranks, dtype=np.int64)
-    for rank in range(schedule.num_ranks):
+    for rank, order in enumerate(schedule.orders):
         its = pairs_of_rank(schedule, costs, chosen, positions, rank)
         changes = costs.memory_changes_of(schedule, rank)
         after = changes.copy()
         after[its.forward] -= its.sizes
         after[its.backward] += its.sizes
-        level = np.cumsum(after)
+        level = np.cumsum(after) + np.maximum(-changes, 0.0)
         level[its.forward] += its.sizes
-        level += np.maximum(-changes, 0.0)
-        highest[rank] = level.argmax()
-        least[rank] = level.max(initial=0.0)
-    over = least - limits * (1 + ROUNDING)
-    if over.max() > 0:
-        rank = int(over.argmax())
-        op = schedule.op(schedule.orders[rank][highest[rank]])
-        raise ScheduleError(
-            f"{schedule.name}: rank {rank}: {op} raises activation memory to {least[rank]:g} even "
-            f"with all offloaded that may be, over the limit of {limits[rank]:g}: allow "
-            f"{least.max():g}, the least that this order can be brought to"
-        )
+        highest[rank], least[rank] = order[level.argmax()], level.max()
+    return least, highest
 
 
 def offload_in_time(its: Pairs, changes: Floats, limit: float) -> Flags:
