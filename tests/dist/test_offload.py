@@ -106,7 +106,8 @@ class Changing(nn.Module):
         return self.embed(x.add_(1).clone()).sin().mul_(2).relu_()
 
 
-SITUATIONS = {name: (builders, {}) for name, builders in MODELS.items()}
+NAMES = "structured in-place turned twice collecting own-function compiled checkpointed".split()
+SITUATIONS = {name: (MODELS[name], {}) for name in NAMES}
 HARD = {
     "noisy": ([models.embedding, *[Noisy] * 4, models.Head], {}),
     "changing": ([Changing, *[models.MLP] * 4, models.Head], {}),
@@ -146,9 +147,8 @@ def test_any_model_keeps_its_bits(cases):
 # --- post-validation -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["zb-h1", "zb-v"])
-def test_a_refuted_guess_takes_forwards_back_that_have_been_offloaded(name):
-    schedule = build(name, 2, 4)
+def test_a_refuted_guess_takes_forwards_back_that_have_been_offloaded():
+    schedule = build("zb-v", 2, 4)
     cases = {
         (layers.__name__, kinds): Case(
             moved(schedule, kinds),

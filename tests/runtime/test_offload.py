@@ -2,6 +2,8 @@
 
 import errno
 import os
+import socket
+import subprocess
 from contextlib import nullcontext
 
 import pytest
@@ -274,6 +276,17 @@ def test_a_file_is_named_after_its_rank_used_again_and_removed(tmp_path):
     assert torch.equal(back, torch.stack([data + 2, data + 1]))
     del store
     assert not path.exists()
+
+
+def test_a_file_of_a_killed_process_goes_with_the_next_one(tmp_path):
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    name = f"zerobubble-offload-{socket.gethostname()}-rank0-pid{{}}-x"
+    paths = [tmp_path / name.format(pid) for pid in (ended.pid, os.getpid())]
+    for path in paths:
+        path.touch()
+    store = FileStore(tmp_path, rank=0)
+    assert set(tmp_path.iterdir()) == {paths[1], store.path}
 
 
 def test_a_full_disk_names_the_bytes_the_file_and_the_fix(tmp_path, monkeypatch):

@@ -100,6 +100,7 @@ def _launch(config: TrainConfig, schedule: Schedule | Plan) -> None:
     """
     from zerobubble.runtime.device import find_device
     from zerobubble.runtime.given import unpack
+    from zerobubble.runtime.offload.file import remove_left_behind
     from zerobubble.train.data import load_data
     from zerobubble.train.launch import launch
     from zerobubble.train.loop import offload_of, threads_per_rank
@@ -115,4 +116,8 @@ def _launch(config: TrainConfig, schedule: Schedule | Plan) -> None:
         resolved.write(to_toml(config))
         resolved.flush()
         command = [sys.executable, "-m", "zerobubble", "train", "--config", resolved.name]
-        launch(command, config.run.ranks, threads)
+        try:
+            launch(command, config.run.ranks, threads)
+        finally:
+            if config.run.offload_dir:
+                remove_left_behind(config.run.offload_dir)

@@ -14,6 +14,8 @@ from torch import Tensor
 from zerobubble.errors import UsageError
 from zerobubble.runtime.offload.store import OffloadError, memory_of, size_class
 
+_PREFIX = "zerobubble-offload"
+
 
 class _Extent(NamedTuple):
     offset: int
@@ -23,7 +25,8 @@ class _Extent(NamedTuple):
 class FileStore:
     """Keeps bytes in a file of its own, which is removed at the end.
 
-    Its name tells machine, rank and process: a process that is killed leaves it behind.
+    Its name tells machine, rank and process: one that is killed leaves it behind, until another
+    file is made in the folder.
 
     Args:
         directory: of the file; made if it is missing.
@@ -38,9 +41,10 @@ class FileStore:
     """
 
     def __init__(self, directory: str | Path, rank: int) -> None:
-        prefix = f"zerobubble-offload-{socket.gethostname()}-rank{rank}-pid{os.getpid()}-"
+        prefix = f"{_PREFIX}-{socket.gethostname()}-rank{rank}-pid{os.getpid()}-"
         try:
             Path(directory).mkdir(parents=True, exist_ok=True)
+            remove_left_behind(directory)
             self._file, path = mkstemp(prefix=prefix, dir=directory)
         except OSError as error:
             raise UsageError(
@@ -105,3 +109,11 @@ class FileStore:
 def _remove(file: int, path: Path) -> None:
     os.close(file)
     path.unlink(missing_ok=True)
+
+
+def remove_left_behind(directory: str | Path) -> None:
+    """Remove the files of processes of this machine that have ended without doing so."""
+    for path in Path(directory).glob(f"{_PREFIX}-{socket.gethostname()}-rank*-pid*-*"):
+        pid = path.name.rpartition("-pid")[2].partition("-")[0]
+        if pid.isdecimal() and not Path("/proc", pid).exists() and Path("/proc/self").exists():
+            path.unlink(missing_ok=True)

@@ -47,7 +47,7 @@ class Offload:
                 raise UsageError(f"{name} must be at least 0 bytes, not {value}")
 
     def try_directory(self) -> None:
-        """Make a file in the folder, if there is one, and remove it.
+        """Make a file in the folder, if there is one, and remove it, and what killed ranks left.
 
         Raises:
             UsageError: it cannot be written to.
