@@ -1,15 +1,16 @@
 """When does every op of a schedule run? Schedule and costs in, Timeline out."""
 
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from zerobubble.costs import Costs, Floats
-from zerobubble.graph import places, producers, run_order
+from zerobubble.graph import producers, run_order
 from zerobubble.ir import Codes, Kind, Op, Schedule
 from zerobubble.jit import hot
+from zerobubble.waits import find_waits
 
 _F, _B, _BW, _O, _L = int(Kind.F), int(Kind.B), int(Kind.BW), int(Kind.O), int(Kind.L)
 
@@ -129,31 +130,22 @@ class Timeline:
     def critical_path(self) -> list[TimedOp]:
         """List, in time order, the ops that decide when the last one ends.
 
-        From the op that ends last, each step back goes to the op that was waited for longest: the
-        one before on the same rank, or the one whose output was needed.
+        From the op that ends last, each step back goes to what was waited for longest: the op
+        before on the same rank, the one whose output was needed, or a copy.
         """
-        needs = producers(self.schedule)
-        ranks, indices = places(self.schedule)
+        start, end = np.concatenate(self.start), np.concatenate(self.end)
+        codes, offsets = self.schedule.flat()
+        found = find_waits(self.schedule, start, end, self.costs.ranks_per_engine)
+        travel = travels_of_ops(self.schedule, self.costs)[codes // self.schedule.num_microbatches]
+        times = end[found.turn], end[found.needs] + travel, end[found.load]
         rank = max((r for r, end in enumerate(self.end) if len(end)), key=lambda r: self.end[r][-1])
-        index, path = len(self.end[rank]) - 1, []
-        while True:
-            code = int(self.schedule.orders[rank][index])
-            start, end = float(self.start[rank][index]), float(self.end[rank][index])
-            path.append(TimedOp(rank, self.schedule.op(code), start, end))
-            before = [(rank, index - 1)] if index else []
-            if (need := needs[code]) >= 0:
-                before.append((int(ranks[need]), int(indices[need])))
-            if not before:
-                return path[::-1]
-            rank, index = max(before, key=partial(self._arrival, rank))
-
-    def _arrival(self, here: int, place: tuple[int, int]) -> float:
-        """Say when the end of the op at (rank, index) is known here: later if it ran elsewhere."""
-        rank, index = place
-        op = self.schedule.op(self.schedule.orders[rank][index])
-        boundary = op.stage if op.kind is Kind.F else op.stage - 1
-        travel = self.costs.transfer[boundary] if rank != here else 0.0
-        return float(self.end[rank][index] + travel)
+        index, path = int(offsets[rank + 1]) - 1, []
+        while index >= 0:
+            rank = int(np.searchsorted(offsets, index, side="right")) - 1
+            op = self.schedule.op(codes[index])
+            path.append(TimedOp(rank, op, float(start[index]), float(end[index])))
+            index = found.latest(index, times)
+        return path[::-1]
 
 
 def simulate(schedule: Schedule, costs: Costs) -> Timeline:
@@ -267,6 +259,8 @@ def run_beside_copies(
 ) -> None:
     """Give every op its start and end, as ``run_in_order``, and when the compute ``reached`` it.
 
+    That is the start of what it computes, so that those times never fall along any dependency.
+
     ``engines`` tells the copy engines of each rank, which are free again at ``free_out`` and
     ``free_in``; ``is_offloaded`` and ``is_loaded`` are by stage and microbatch.
     """
@@ -291,7 +285,7 @@ def run_beside_copies(
         if kind == _L:
             free_in[engine] = end[code]
             continue
-        free[rank] = end[code]
+        reached[code], free[rank] = begin, end[code]
         if kind == _F and is_offloaded[own]:
             offload = _O * pair + own
             start[offload] = max(end[code], free_out[engine])

@@ -8,10 +8,11 @@ import torch
 
 from tests.dist.harness import launch, values
 from tests.runtime.test_emulate import StandingHost
-from tests.strategies import random_schedule
-from zerobubble import Costs, Pipeline, build, simulate
+from tests.strategies import random_schedule, with_random_copies
+from zerobubble import Costs, build, simulate
 from zerobubble.ir import Placement
-from zerobubble.runtime.emulate import Device, emulated_batch, emulated_loss, emulated_stages
+from zerobubble.runtime.emulate import Device, emulated_batch
+from zerobubble.runtime.emulated_copies import emulated_pipeline
 from zerobubble.runtime.emulated_run import measure
 
 PLACEMENTS = {1: [(0, 0)], 2: [(0, 1), (0, 1, 0), (1, 0, 0, 1)], 3: [(0, 1, 2), (2, 0, 1, 1)]}
@@ -25,20 +26,23 @@ def cases(num_ranks):
     for seed, stages in enumerate(PLACEMENTS[num_ranks] * 3):
         chosen = random.Random(seed)
         schedules.append(random_schedule(chosen, Placement(stages), 1 + seed % 4))
+    schedules += [with_random_copies(random.Random(i), s) for i, s in enumerate(schedules)]
     return [(schedule, some_costs(schedule.num_stages, i)) for i, schedule in enumerate(schedules)]
 
 
 def some_costs(num_stages, seed):
     """Draw times and links in halves, some of them zero."""
-    table = np.random.default_rng(seed).integers(0, 5, (4, num_stages)) / 2
-    return Costs(*table, np.ones(num_stages), np.ones(num_stages))
+    times = np.random.default_rng(seed).integers(0, 5, (7, num_stages)) / 2
+    offload, load, recompute = times[4:]
+    ones = np.ones(num_stages)
+    return Costs(*times[:4], ones, ones, offload, load, recompute)
 
 
 def device_times(rank, of_cases):
     found = []
     for schedule, costs in of_cases:
         device = Device(StandingHost())
-        pipe = Pipeline(emulated_stages(schedule, costs, device), schedule, emulated_loss)
+        pipe = emulated_pipeline(schedule, costs, device)
         batch = emulated_batch(schedule.num_microbatches)
         pipe.step(batch, batch)
         found.append(device.ops)
@@ -78,7 +82,7 @@ def recorded(rank, of_cases):
     runs = []
     for schedule, costs in of_cases:
         device = Device(StandingHost())
-        pipe = Pipeline(emulated_stages(schedule, costs, device), schedule, emulated_loss)
+        pipe = emulated_pipeline(schedule, costs, device)
         batch = emulated_batch(schedule.num_microbatches)
         pipe.step(batch, batch)
         pipe.recorder.put_device_times(device.ops)

@@ -14,10 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.strategies import costs_for, measured_runs, schedules
+from tests.strategies import (
+    costs_for,
+    costs_of_copies_for,
+    measured_runs,
+    schedules,
+    schedules_with_copies,
+)
 from zerobubble.costs import Costs
 from zerobubble.formats.chrome import dumps, trace_events
-from zerobubble.ir import BW, B, F, Schedule, W, linear
+from zerobubble.ir import BW, B, F, L, O, Schedule, W, linear
 from zerobubble.measured import MeasuredStep, Transfer
 from zerobubble.schedules import build
 from zerobubble.simulate import Timeline, simulate
@@ -118,6 +124,22 @@ def test_a_simulated_timeline_has_ops_messages_and_memory():
         "rank 0",
         "rank 1",
     ]
+
+
+def test_copies_have_tracks_of_their_own():
+    ops = [F(0, 0), O(0, 0), F(0, 1), L(0, 0), BW(0, 1), BW(0, 0)]
+    schedule = Schedule.from_ops("mine", linear(1), 2, [ops])
+    phases = check(simulate(schedule, Costs.uniform(1).with_bandwidth(0.5)))
+    assert on_track(phases, 0, "copy out") == [("O0", 1000, 3000)]
+    assert on_track(phases, 0, "copy in") == [("L0", 4000, 6000)]
+    assert [name for name, *_ in on_track(phases, 0, "ops")] == ["F0", "F1", "BW1", "BW0"]
+    memory = [(e["ts"], e["args"]["activations"]) for e in phases["C"]]
+    assert memory == [(0, 1), (3000, 1), (4000, 2), (6000, 1), (8000, 0)]
+
+
+@given(schedules_with_copies(), st.data())
+def test_any_timeline_with_copies_obeys_the_format(schedule, data):
+    check(simulate(schedule, data.draw(costs_of_copies_for(schedule.num_stages))))
 
 
 def test_a_message_takes_the_time_of_its_boundary_in_either_direction():

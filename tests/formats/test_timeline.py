@@ -2,6 +2,7 @@
 
 import json
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,10 +15,10 @@ from zerobubble.costs import Costs
 from zerobubble.errors import UsageError
 from zerobubble.formats.json import dumps as dumps_schedule
 from zerobubble.formats.timeline import dumps, load, loads, save
-from zerobubble.ir import BW, F
+from zerobubble.ir import BW, F, L, O, Schedule, linear
 from zerobubble.measured import MeasuredRun, MeasuredStep, Transfer
 from zerobubble.schedules import build
-from zerobubble.simulate import Timeline
+from zerobubble.simulate import Timeline, simulate
 
 SCHEDULE = build("1f1b", 2, 1)
 START = (np.array([0.0, 4.0]), np.array([1.5, 2.5]))
@@ -236,3 +237,33 @@ def test_any_value_of_a_key_is_read_or_refused(key, value):
 def test_any_value_in_a_step_is_read_or_refused(key, value):
     with suppress(UsageError):
         loads(json.dumps(step(**{key: value})), "timeline.json")
+
+
+MOVED = Schedule.from_ops(
+    "moved",
+    linear(1),
+    2,
+    [[F(0, 0), F(0, 1), O(0, 1), O(0, 0), L(0, 1), L(0, 0), BW(0, 0), BW(0, 1)]],
+)
+
+
+def a_moved_run(start_of_o1=3.0):
+    costs = Costs.uniform(1).with_bandwidth(0.5)
+    timeline = simulate(MOVED, costs)
+    start = (timeline.start[0].copy(),)
+    start[0][2] = start_of_o1
+    marks = (np.arange(8.0),), (np.arange(8.0) + 0.5,)
+    step = MeasuredStep(1, replace(timeline, start=start), *marks)
+    return MeasuredRun(MOVED, costs, (step,))
+
+
+def test_copies_run_beside_the_ops_and_in_the_order_of_their_forwards():
+    """O1 stands first and is copied last, from 3 to 5."""
+    run = a_moved_run()
+    assert same(loads(dumps(run), "timeline.json"), run)
+
+
+def test_copies_of_one_direction_that_overlap_are_refused():
+    message = r"O1 of stage 0 \(op 2\) starts before the op ahead of it ends"
+    with pytest.raises(UsageError, match=message):
+        loads(dumps(a_moved_run(start_of_o1=2.5)), "timeline.json")

@@ -1,5 +1,7 @@
 """Do emulated stages start and end their ops when the simulation says?"""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.strategies import costs_for, random_schedule
 from zerobubble import Costs, Pipeline, UsageError, build, simulate
-from zerobubble.ir import Placement
+from zerobubble.ir import BW, F, L, O, Placement, Schedule, linear
 from zerobubble.runtime.emulate import (
     Device,
     MonotonicHost,
@@ -16,6 +18,7 @@ from zerobubble.runtime.emulate import (
     emulated_loss,
     emulated_stages,
 )
+from zerobubble.runtime.emulated_copies import emulated_pipeline
 
 
 class StandingHost:
@@ -98,3 +101,24 @@ def test_costs_for_another_number_of_stages_are_refused():
     schedule = build("1f1b", 1, 2)
     with pytest.raises(UsageError, match="costs for 2 stages given, but 1f1b has 1"):
         emulated_stages(schedule, Costs.uniform(2), Device(StandingHost()))
+
+
+def test_copies_take_turns_on_the_engine_of_their_direction():
+    device = Device(StandingHost())
+    device.run(2.0)
+    assert device.begin_offload(5.0) == (2.0, 7.0)
+    device.run(1.0)
+    assert device.begin_offload(1.0) == (7.0, 8.0)
+    device.wait_for(7.0)
+    assert device.begin_load(4.0) == (7.0, 11.0)
+    assert device.begin_load(1.0) == (11.0, 12.0)
+    assert device.run(1.0) == 8.0, "beside the copies"
+    device.wait_for(12.0)
+    assert device.run(1.0) == 13.0
+
+
+def test_shared_copy_engines_are_refused():
+    schedule = Schedule.from_ops("mine", linear(1), 1, [[F(0, 0), O(0, 0), L(0, 0), BW(0, 0)]])
+    costs = replace(Costs.uniform(1), ranks_per_engine=2)
+    with pytest.raises(UsageError, match=r"copy engines of their own: .*ranks_per_engine 1, not 2"):
+        emulated_pipeline(schedule, costs, Device(StandingHost()))

@@ -6,9 +6,13 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from zerobubble import Pipeline
+from zerobubble.formats.timeline import dumps, loads
+from zerobubble.ir import BW, F, L, O, Schedule, linear
 from zerobubble.runtime.clock import EventClock
-from zerobubble.runtime.trace import RecordedStep, Recorder, _step
+from zerobubble.runtime.trace import RecordedStep, Recorder, _step, measured_costs
 from zerobubble.schedules import build
 
 CPU = torch.device("cpu")
@@ -162,3 +166,31 @@ def test_events_of_a_chosen_range_are_read_right_after_it(machine):
     waits = machine.num_waits
     recorder.steps_ms()
     assert machine.num_waits == waits
+
+
+def test_copies_have_their_own_times_beside_the_ops():
+    """O stands at the end of the forwards, long after its copy; B waits for the one back."""
+    ops = [F(0, 0), F(0, 1), O(0, 0), O(0, 1), L(0, 0), L(0, 1), BW(0, 0), BW(0, 1)]
+    schedule = Schedule.from_ops("mine", linear(1), 2, [ops])
+    layers = [lambda: nn.Sequential(*(nn.Linear(256, 256) for _ in range(8)))]
+    pipe = Pipeline(layers, schedule, lambda output, target: (output - target).square().mean())
+    for _ in range(2):
+        pipe.step(torch.ones(512, 256), torch.ones(512, 256))
+    (step,) = pipe.measured_run().steps
+    (start,), (end,), (host_start,) = step.timeline.start, step.timeline.end, step.host_start
+    assert (end >= start).all()
+    for forward, offload, load, backward in ((0, 2, 4, 6), (1, 3, 5, 7)):
+        assert end[offload] > start[offload] > start[forward]
+        assert start[load] >= end[offload]
+        assert end[backward] > end[load] > start[load] >= host_start[load]
+    assert start[2] < host_start[2], "the copy begins before the host comes to O"
+    assert start[3] >= end[2], "one after the other"
+    found = measured_costs([step.timeline])
+    assert found.offload[0] == np.median((end - start)[2:4])
+    assert found.load[0] == np.median((end - start)[4:6])
+    assert same_lanes(loads(dumps(pipe.measured_run()), "timeline.json"), pipe.measured_run())
+
+
+def same_lanes(read, run):
+    times = [np.concatenate(each.steps[0].timeline.start) for each in (read, run)]
+    return np.allclose(*times, atol=1e-6)

@@ -1,26 +1,32 @@
 """Is every moment of a timeline explained, once, and are slack and critical path what they say?"""
 
 import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.strategies import costs_for, schedules
+from tests.strategies import costs_for, costs_of_copies_for, schedules, schedules_with_copies
 from tests.view.pretended import delayed
 from zerobubble.costs import Costs
-from zerobubble.ir import BW, B, F, Kind, W
+from zerobubble.ir import BW, B, F, Kind, L, O, R, Schedule, W, linear
 from zerobubble.schedules import build
 from zerobubble.simulate import simulate
 from zerobubble.view.explain import explain
-from zerobubble.view.facts import INPUT, NOTHING, ORDER, Facts
+from zerobubble.view.facts import INPUT, LOAD, NOTHING, ORDER, Facts
 
 
 @st.composite
 def timelines(draw):
-    schedule = draw(schedules())
-    return simulate(schedule, draw(costs_for(schedule.num_stages)))
+    if draw(st.booleans()):
+        schedule = draw(schedules_with_copies())
+        costs = draw(costs_of_copies_for(schedule.num_stages))
+    else:
+        schedule = draw(schedules())
+        costs = draw(costs_for(schedule.num_stages))
+    return simulate(schedule, costs)
 
 
 def facts_of(name="zb-h1", p=4, m=8, transfer=0.25, limits=None):
@@ -93,7 +99,8 @@ def test_the_critical_path_is_that_of_the_timeline(timeline):
     assert ops == [timed.op for timed in timeline.critical_path()]
     assert sum(facts.split) == pytest.approx(timeline.makespan)
     assert facts.split.wait == pytest.approx(0)
-    assert facts.split.compute == sum(t.end - t.start for t in timeline.critical_path())
+    computed = [timed for timed in timeline.critical_path() if not timed.op.kind.is_copy]
+    assert facts.split.compute == sum(t.end - t.start for t in computed)
 
 
 @given(timelines(), st.data())
@@ -185,3 +192,43 @@ def test_kinds_of_waits_are_named():
     assert stage_one == "waits for BW of stage 1 on rank 1"
     assert [facts.name(cause) for cause in range(2)] == ["warm-up", "drain"]
     assert place(facts, BW(1, 0)) >= 0
+
+
+MOVED = [
+    [F(0, 0), O(0, 0), F(0, 1), L(0, 0), BW(0, 0), BW(0, 1)],
+    [F(1, 0), BW(1, 0), F(1, 1), R(1, 1), BW(1, 1)],
+]
+
+
+def moved(offload=1.5, load=1.5):
+    costs = replace(Costs.uniform(2), offload=np.array([offload, 0]), load=np.array([load, 0]))
+    return Facts(simulate(Schedule.from_ops("mine", linear(2), 2, MOVED), costs))
+
+
+def test_waits_for_copies_are_named():
+    """Rank 0 passes O at 2.5, ends F1 at 3.5; its gradients come at 4 and 8, its copy at 5."""
+    facts = moved()
+    assert facts.idle_by_cause()[0] == {
+        "waits for BW of stage 1 on rank 1": 1.5,
+        "waits for the copy to the host of stage 0": 1.5,
+        "waits for the copy back of stage 0": 1.0,
+    }
+    back, forward, copy = (place(facts, op) for op in (BW(0, 0), F(0, 1), L(0, 0)))
+    assert facts.waited_for[back] == LOAD
+    assert facts.wait_for_input[back] == 1.5
+    assert facts.waited_for[forward] == ORDER
+    assert (facts.free[forward], facts.free[copy], facts.start[copy]) == (2.5, 0, 3.5)
+
+
+def test_slack_of_copies():
+    facts = moved(offload=0.5, load=0.25)
+    offload, load = (place(facts, op) for op in (O(0, 0), L(0, 0)))
+    assert (facts.end[offload], facts.slack[offload]) == (1.5, 1.5), "rank 1 reads F1 at 4"
+    assert (facts.end[load], facts.slack[load]) == (2.75, 3.25), "BW0 may start at 6"
+
+
+def test_memory_of_copies_and_second_forwards():
+    facts = moved()
+    assert facts.memory_after.tolist() == [1, 0, 1, 2, 1, 0, 1, 0, 0, 1, 0]
+    peak = facts.peak_op(0)
+    assert (peak.op, peak.memory, peak.start) == (L(0, 0), 2, 3.5)

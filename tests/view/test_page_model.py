@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.strategies import random_schedule
+from tests.strategies import random_schedule, with_random_copies
 from tests.view.pretended import measured_of
 from zerobubble.costs import Costs
 from zerobubble.ir import Placement
@@ -22,6 +22,8 @@ EXACT = {
     "end": "end",
     "free": "free",
     "inputThere": "input_there",
+    "loaded": "loaded",
+    "memoryTimes": "memory_times",
     "waitedFor": "waited_for",
     "waitForInput": "wait_for_input",
     "waitForRank": "wait_for_rank",
@@ -54,11 +56,18 @@ COMPUTE = """([cases, factors]) => cases.map((data, number) => {
 })"""
 
 
-def random_costs(dice, num_stages):
+def random_costs(dice, num_stages, seed_of_copies=None):
     """Times that are not round, some of them zero."""
     times = dice.uniform(0, 2, (4, num_stages)) * (dice.random((4, num_stages)) < 0.9)
     activation = dice.uniform(0.5, 2, num_stages)
-    return Costs(*times, activation, activation * dice.random(num_stages))
+    costs = Costs(*times, activation, activation * dice.random(num_stages))
+    if seed_of_copies is None:
+        return costs
+    more = dice.uniform(0, 2, (3, num_stages)) * (dice.random((3, num_stages)) < 0.9)
+    sizes = activation * dice.random((2, num_stages))
+    names = ("offload", "load", "recompute", "activation_offloaded", "activation_input")
+    shared = 1 + seed_of_copies % 3
+    return replace(costs, **dict(zip(names, (*more, *sizes), strict=True)), ranks_per_engine=shared)
 
 
 def random_panel(seed):
@@ -66,7 +75,9 @@ def random_panel(seed):
     ranks = [*range(rng.randint(1, 4))]
     placement = Placement((*rng.sample(ranks, len(ranks)), *ranks[: rng.randint(0, 2)]))
     schedule = random_schedule(rng, placement, rng.randint(1, 5), rng.choice((0.0, 0.5, 1.0)))
-    costs = random_costs(dice, placement.num_stages)
+    if has_copies := seed % 4 > 1:
+        schedule = with_random_copies(rng, schedule)
+    costs = random_costs(dice, placement.num_stages, seed if has_copies else None)
     limits = dice.uniform(1, 6, placement.num_ranks).tolist() if seed % 3 else None
     measured = measured_of(dice, schedule, costs) if seed % 2 else None
     return Panel(schedule, costs, limits, measured=measured)
@@ -77,6 +88,9 @@ def scaled(costs, factors):
     return replace(
         costs,
         forward=costs.forward * factors["F"],
+        recompute=costs.recompute * factors["F"],
+        offload=costs.offload * factors["copy"],
+        load=costs.load * factors["copy"],
         backward_input=costs.backward_input * factors["B"],
         backward_weight=costs.backward_weight * factors["W"],
         transfer=costs.transfer * factors["comm"],
@@ -106,8 +120,8 @@ def check(found, timeline, limits, arrived=None):
 def test_the_simulator_and_the_facts_equal_those_of_python(open_page):
     panels = [random_panel(seed) for seed in range(NUM_CASES)]
     dice = np.random.default_rng(0)
-    names = ("F", "B", "W", "comm", "kept")
-    factors = [dict(zip(names, dice.uniform(0.1, 2, 5).tolist(), strict=True)) for _ in panels]
+    names = ("F", "B", "W", "comm", "kept", "copy")
+    factors = [dict(zip(names, dice.uniform(0.1, 2, 6).tolist(), strict=True)) for _ in panels]
     results = open_page(panels[0]).evaluate(COMPUTE, [list(map(panel_data, panels)), factors])
     for panel, factor, runs in zip(panels, factors, results, strict=True):
         planned = simulate(panel.schedule, scaled(panel.costs, factor))

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.strategies import costs_for, schedules
+from tests.strategies import costs_for, costs_of_copies_for, schedules, schedules_with_copies
 from zerobubble.costs import Costs
-from zerobubble.ir import BW, F, Placement, Schedule, linear
+from zerobubble.ir import BW, F, L, O, Placement, R, Schedule, linear
 from zerobubble.schedules import REGISTRY, build
 from zerobubble.simulate import Timeline, simulate
+from zerobubble.view.lanes import rows_of
 from zerobubble.view.numbers import summarize
 from zerobubble.view.text import draw
 
@@ -57,6 +58,43 @@ def test_ranks_may_hold_different_numbers_of_stages():
     orders = [[F(0, 0), BW(0, 0)], [F(1, 0), F(2, 0), BW(2, 0), BW(1, 0)]]
     schedule = Schedule.from_ops("uneven", placement, 1, orders)
     check_golden("uneven", draw(simulate(schedule, Costs.uniform(3, transfer=1))))
+
+
+def moved_timeline():
+    schedule = build("po-h", 4, 8)
+    return simulate(schedule, Costs.of_ranks(schedule.placement).with_bandwidth(1.25))
+
+
+def test_copies_have_rows_of_their_own():
+    timeline = moved_timeline()
+    check_golden("po-h-copies", f"{draw(timeline)}\n{summarize(timeline)}")
+
+
+def test_copies_stand_beneath_the_ops_that_they_run_beside():
+    ops = [F(0, 0), F(0, 1), O(0, 0), R(0, 1), L(0, 0), BW(0, 1), BW(0, 0)]
+    schedule = Schedule.from_ops("mine", linear(1), 2, [ops])
+    costs = Costs.uniform(1).with_bandwidth(0.5)
+    assert draw(simulate(schedule, costs)).splitlines() == [
+        "rank 0     |F0|F1|..|R1|BW1  |BW0  |",
+        "rank 0 out    |O0   |",
+        "rank 0 in              |L0   |",
+        "F forward, BW both gradients, O copy to the host, L copy back, R forward again, . idle",
+    ]
+    free = draw(simulate(schedule, Costs.uniform(1)))
+    assert free.splitlines()[1] == (
+        "F forward, BW both gradients, R forward again, copies take no time"
+    )
+
+
+@given(schedules_with_copies(), st.data(), st.none() | st.integers(20, 200))
+def test_any_timeline_with_copies_is_drawn(schedule, data, width):
+    timeline = simulate(schedule, data.draw(costs_of_copies_for(schedule.num_stages)))
+    rows = draw(timeline, width).splitlines()[:-1]
+    lanes = rows_of(timeline)
+    names = [f"rank {lane.rank} {lane.name}".strip() for lane in lanes]
+    assert [row[: len(name)] for row, name in zip(rows, names, strict=True)] == names
+    if width is not None:
+        assert all(len(row) <= max(width, 14) for row in rows)
 
 
 def test_colours_only_when_asked():

@@ -63,10 +63,11 @@ def run(argv: Sequence[str]) -> int:
     shown = _find(asked)
     is_measured = isinstance(shown, MeasuredStep)
     timeline = shown.timeline if isinstance(shown, MeasuredStep) else shown
+    csv = torch_csv.dumps(timeline.schedule) if asked.csv else ""
     if asked.trace:
         write_text(asked.trace, chrome.dumps(shown))
     if asked.csv:
-        torch_csv.save(timeline.schedule, asked.csv)
+        write_text(asked.csv, csv)
     if asked.svg:
         write_text(asked.svg, draw_svg(timeline, unit="ms" if is_measured else ""))
     return 0

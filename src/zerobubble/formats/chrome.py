@@ -1,9 +1,10 @@
 """How do Perfetto and chrome://tracing read a timeline? As JSON in the trace event format.
 
-Each rank is a process with a track of its ops, one of what it sends, one of what it receives and a
-counter of its activation memory; arrows lead from send to receive. Where the host of a measured
-step issued its ops at other times than the device ran them, it has a track too. Times are
-microseconds from the first event; a simulated unit of time counts as a millisecond.
+Each rank is a process with a track of its ops, one for each direction of its copies if it has any,
+one of what it sends, one of what it receives and a counter of its activation memory; arrows lead
+from send to receive. Where the host of a measured step issued its ops at other times than the
+device ran them, it has a track too. Times are microseconds from the first event; a simulated unit
+of time counts as a millisecond.
 
 A rank sends and receives several messages at once, but slices of one track must not overlap: a send
 lasts until its message has arrived or the next one is sent, a receive from when its message is sent
@@ -25,8 +26,17 @@ from zerobubble.ir import Kind, Op
 from zerobubble.measured import MeasuredStep, Transfer
 from zerobubble.simulate import Timeline
 
-_OPS, _SENDS, _RECEIVES, _HOST = range(4)
-_TRACKS = {_OPS: "ops", _SENDS: "sends", _RECEIVES: "receives", _HOST: "host"}
+_OPS, _OUT, _IN, _SENDS, _RECEIVES, _HOST = range(6)
+_TRACKS = {
+    _OPS: "ops",
+    _OUT: "copy out",
+    _IN: "copy in",
+    _SENDS: "sends",
+    _RECEIVES: "receives",
+    _HOST: "host",
+}
+_TRACK_OF_KIND = {Kind.O: _OUT, Kind.L: _IN}
+_KIND_OF_TRACK = {track: kind for kind, track in _TRACK_OF_KIND.items()}
 _COUNTER = "activation memory"
 _US_PER_UNIT = 1000.0
 # A slice of no length would hold no end of an arrow.
@@ -113,9 +123,18 @@ class _Trace:
             yield _name("process_name", rank, name=f"rank {rank}")
             yield _name("process_sort_index", rank, sort_index=rank)
             for track, name in _TRACKS.items():
-                if track != _HOST or self.host_differs:
+                if self.has(track, rank):
                     yield _name("thread_name", rank, track, name=name)
                     yield _name("thread_sort_index", rank, track, sort_index=track)
+
+    def has(self, track: int, rank: int) -> bool:
+        """Say whether there is a track of a rank."""
+        if track == _HOST:
+            return self.host_differs
+        if track not in _KIND_OF_TRACK:
+            return True
+        kinds, _, _ = self.timeline.schedule.fields(self.timeline.schedule.orders[rank])
+        return bool((kinds == _KIND_OF_TRACK[track]).any())
 
     def timed(self) -> Iterator[Event]:
         """Yield all events that have a time; the slices before the arrows that they hold."""
@@ -131,7 +150,9 @@ class _Trace:
             ops = self.timeline.schedule.ops(rank)
             for op, start, end in zip(ops, starts.tolist(), ends.tolist(), strict=True):
                 name = f"{op.kind.name}{op.microbatch}"
-                yield _slice(name, op, (self.us(start), self.us(end)), rank, track)
+                place = self.us(start), self.us(end)
+                own = _TRACK_OF_KIND.get(op.kind, track) if track == _OPS else track
+                yield _slice(name, op, place, rank, own)
 
     def messages(self) -> Iterator[Event]:
         """Yield for each message the slices of sender and reader and the arrow between them."""

@@ -13,7 +13,8 @@ every rank's ops, in the rank's order, in milliseconds::
      ]}
 
 ``costs`` are the expected ones in ms, with the keys of a costs file, or null. ``host_start`` and
-``host_end`` say when the host issued an op, ``start`` and ``end`` when the device ran it. Version 1
+``host_end`` say when the host issued an op, ``start`` and ``end`` when the device ran it, or of O
+and L, which run beside the others, when the copy was made. Version 1
 had neither these nor ``number``, ``costs`` and ``transfers``; it is still read.
 """
 
@@ -29,10 +30,11 @@ from zerobubble.errors import ScheduleError, UsageError
 from zerobubble.formats.json import dumps as dumps_schedule
 from zerobubble.formats.json import notation, read_op, read_value
 from zerobubble.formats.reading import parse_json, read_text, show_value, write_text
-from zerobubble.ir import Kind, Op, Schedule
+from zerobubble.ir import Codes, Kind, Op, Schedule
 from zerobubble.measured import MeasuredRun, MeasuredStep, Transfer
 from zerobubble.simulate import Timeline
 from zerobubble.verify import verify
+from zerobubble.waits import lanes_of
 
 FORMAT, VERSION = "zerobubble-timeline", 2
 _KEYS = {
@@ -161,8 +163,12 @@ def _step(values: Mapping[str, Any], schedule: Schedule, costs: Costs | None) ->
         _times(key, values[key], schedule) if key in values else device
         for key, device in (("host_start", start), ("host_end", end))
     )
-    _require_order("", start, end, schedule)
-    _require_order("host of ", host_start, host_end, schedule)
+    for rank, order in enumerate(schedule.orders):
+        for lane in lanes_of(schedule, rank):
+            _require_order("", start[rank], end[rank], lane, schedule, rank)
+        if "host_start" in values:
+            whole, host = np.arange(len(order)), (host_start[rank], host_end[rank])
+            _require_order("host of ", *host, whole, schedule, rank)
     timeline = Timeline(schedule, costs or Costs.of_ranks(schedule.placement), start, end)
     transfers = _list("transfers", values.get("transfers", []))
     read = (
@@ -188,16 +194,16 @@ def _times(key: str, value: Any, schedule: Schedule) -> tuple[Floats, ...]:
 
 
 def _require_order(
-    what: str, start: Sequence[Floats], end: Sequence[Floats], schedule: Schedule
+    what: str, start: Floats, end: Floats, lane: Codes, schedule: Schedule, rank: int
 ) -> None:
-    """Refuse ops that end before they start, or overlap on their rank."""
-    for rank in range(schedule.num_ranks):
-        marks = np.column_stack((start[rank], end[rank])).reshape(-1)
-        if len(falls := np.flatnonzero(np.diff(marks) < 0)):
-            index, is_end = divmod(int(falls[0]) + 1, 2)
-            op = f"{schedule.op(schedule.orders[rank][index])} (op {index})"
-            problem = "ends before it starts" if is_end else "starts before the op ahead of it ends"
-            _fail(f"{what}rank {rank}: {op} {problem}: times must not fall along a rank's order")
+    """Refuse ops that end before they start, or overlap with those of their rank or engine."""
+    marks = np.column_stack((start[lane], end[lane])).reshape(-1)
+    if len(falls := np.flatnonzero(np.diff(marks) < 0)):
+        place, is_end = divmod(int(falls[0]) + 1, 2)
+        index = int(lane[place])
+        op = f"{schedule.op(schedule.orders[rank][index])} (op {index})"
+        problem = "ends before it starts" if is_end else "starts before the op ahead of it ends"
+        _fail(f"{what}rank {rank}: {op} {problem}: times must not fall along a rank's order")
 
 
 def _transfer(value: Any, schedule: Schedule) -> Transfer:
@@ -224,7 +230,7 @@ def _without_doubles(transfers: Iterable[Transfer]) -> tuple[Transfer, ...]:
 def _ends(op: Op, schedule: Schedule) -> tuple[int, int] | None:
     """Name the ranks between which the output of an op travels."""
     neighbour = op.stage + 1 if op.kind is Kind.F else op.stage - 1
-    if op.kind is Kind.W or not 0 <= neighbour < schedule.num_stages:
+    if op.kind not in (Kind.F, Kind.B, Kind.BW) or not 0 <= neighbour < schedule.num_stages:
         return None
     holders = schedule.placement.stage_to_rank
     return holders[op.stage], holders[neighbour]

@@ -7,6 +7,7 @@ module that knows. ``_PipelineScheduleRuntime._load_csv`` reads it and adds the 
 
 from pathlib import Path
 
+from zerobubble.errors import ScheduleError
 from zerobubble.formats.reading import write_text
 from zerobubble.ir import Kind, Op, Schedule
 
@@ -15,6 +16,9 @@ _LETTERS = {Kind.F: "F", Kind.B: "I", Kind.W: "W", Kind.BW: "B"}
 
 def dumps(schedule: Schedule) -> str:
     """Write a schedule as PyTorch's compute-only CSV.
+
+    Raises:
+        ScheduleError: activations are offloaded or computed again, for which PyTorch has no word.
 
     >>> from zerobubble import build
     >>> print(dumps(build("zb-h1", num_ranks=2, num_microbatches=2)), end="")
@@ -29,10 +33,16 @@ def save(schedule: Schedule, path: str | Path) -> None:
     """Write a schedule to a CSV file.
 
     Raises:
+        ScheduleError: as for ``dumps``.
         UsageError: the file cannot be written.
     """
     write_text(path, dumps(schedule))
 
 
 def _cell(op: Op) -> str:
+    if op.kind not in _LETTERS:
+        raise ScheduleError(
+            f"PyTorch's CSV has no word for {op}: export a schedule that keeps all activations, "
+            "without O, L and R"
+        )
     return f"{op.stage}{_LETTERS[op.kind]}{op.microbatch}"

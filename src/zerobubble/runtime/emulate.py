@@ -4,7 +4,8 @@ An emulated stage sleeps through its F, B and W, so that any number of ranks sha
 runtime around it is the real one: executor, messages, transport, queues of W and optimizer. Its
 times are those of a *device clock* with a modelled link. Every boundary tensor carries the device
 time at which its sender's op ended; the op that reads it starts as soon as its own device is free
-and the tensor has travelled. A host that is late therefore costs nothing, as beside a real device
+and the tensor has travelled. O and L take their time on two copy engines of the device, beside its
+ops, while the real copies run. A host that is late therefore costs nothing, as beside a real device
 that has work in its queue, until another rank really waits for it.
 """
 
@@ -21,13 +22,15 @@ from torch import Tensor, nn
 
 from zerobubble.autograd import current_queue
 from zerobubble.costs import Costs
-from zerobubble.ir import Kind, Schedule
+from zerobubble.ir import Kind, Op, Schedule
+from zerobubble.runtime.watch import watch
 
 # A wait for a message that is there takes some 20 us; a rank that waited longer was blocked.
 _BLOCKED_S = 2e-4
 _SET_TIMER_SLACK = 29
 
 Milliseconds = float
+Slice = tuple[Milliseconds, Milliseconds]
 
 
 class Host(Protocol):
@@ -63,13 +66,15 @@ class Device:
 
     Attributes:
         free_ms: when the last op ends.
-        ops: start and end of every op run so far, in order.
+        free_out_ms: when the engine for copies to the host has ended its last one.
+        free_in_ms: likewise that for copies back.
+        ops: start and end of every op and copy run so far, in the order of the rank.
     """
 
     def __init__(self, host: Host) -> None:
         self.host = host
-        self.free_ms = host.now_ms()
-        self.ops: list[tuple[Milliseconds, Milliseconds]] = []
+        self.free_ms = self.free_out_ms = self.free_in_ms = host.now_ms()
+        self.ops: list[Slice] = []
 
     def run(self, duration: Milliseconds, ready: Milliseconds = 0.0) -> Milliseconds:
         """Run an op whose input is there at ``ready``; return the device time of its end."""
@@ -78,6 +83,24 @@ class Device:
         self.ops.append((start, self.free_ms))
         self.host.sleep_until(self.free_ms)
         return self.free_ms
+
+    def begin_offload(self, duration: Milliseconds) -> Slice:
+        """Copy what the last op has made to the host, when the engine is free."""
+        start = max(self.free_ms, self.free_out_ms)
+        self.free_out_ms = start + duration
+        return start, self.free_out_ms
+
+    def begin_load(self, duration: Milliseconds) -> Slice:
+        """Copy back from now on, when the engine is free."""
+        start = max(self.free_ms, self.free_in_ms)
+        self.free_in_ms = start + duration
+        self.ops.append((start, self.free_in_ms))
+        return start, self.free_in_ms
+
+    def wait_for(self, end: Milliseconds) -> None:
+        """Let the next op start no earlier than a copy ends."""
+        self.free_ms = max(self.free_ms, end)
+        self.host.sleep_until(self.free_ms)
 
     def waited(self, seconds: float) -> None:
         """Note that the host waited for another rank: the device had nothing to do until now.
@@ -95,6 +118,7 @@ class _Times(NamedTuple):
     forward: Milliseconds
     backward_input: Milliseconds
     backward_weight: Milliseconds
+    recompute: Milliseconds
     link_before: Milliseconds
     link_after: Milliseconds
 
@@ -148,6 +172,8 @@ class _Emulated(torch.autograd.Function):
     def forward(ctx: Any, message: Tensor, weight: Tensor, stage: EmulatedStage, queue: Any) -> Any:
         ctx.stage, ctx.queue = stage, queue
         times = stage.times
+        if _kind_at_work() is Kind.R:
+            return _stamped(message, stage.device.run(times.recompute))
         end = stage.device.run(times.forward, float(message[0, 0]) + times.link_before)
         return _stamped(message, end)
 
@@ -161,6 +187,11 @@ class _Emulated(torch.autograd.Function):
         end = stage.device.run(times.backward_input, ready)
         queue.push(_WeightGradient(stage), gradient, gradient)
         return _stamped(gradient, end), None, None, None
+
+
+def _kind_at_work() -> Kind | None:
+    """Name the kind of the op that the executor runs now."""
+    return watch.work.kind if isinstance(watch.work, Op) else None
 
 
 def _stamped(message: Tensor, end: Milliseconds) -> Tensor:
@@ -186,6 +217,7 @@ def emulated_stages(
         costs.forward,
         costs.backward_input,
         costs.backward_weight,
+        costs.recompute,
         np.append(0.0, links),
         np.append(links, 0.0),
     )

@@ -14,9 +14,8 @@ from zerobubble.runtime.emulate import (
     Device,
     MonotonicHost,
     emulated_batch,
-    emulated_loss,
-    emulated_stages,
 )
+from zerobubble.runtime.emulated_copies import emulated_pipeline
 from zerobubble.runtime.pipeline import Pipeline
 from zerobubble.simulate import simulate
 
@@ -70,18 +69,16 @@ def measure(
             ranks give something, or none does.
 
     Raises:
-        UsageError: the costs are for another number of stages.
+        UsageError: the costs are for another number of stages, or ranks share copy engines.
         PipelineError: another rank has gone.
     """
     expected = simulate(schedule, costs)
     device = Device(MonotonicHost())
     timeout = _SILENCE_S + 2 * expected.makespan / 1e3
-    stages = emulated_stages(schedule, costs, device)
     num_recorded = 0 if keep is None else num_steps
-    pipe = Pipeline(
-        stages, schedule, emulated_loss, timeout=timeout, num_recorded_steps=num_recorded
+    pipe = emulated_pipeline(
+        schedule, costs, device, timeout=timeout, num_recorded_steps=num_recorded
     )
-    pipe.transport.on_wait = device.waited
     marks = _run(pipe, device, validate, num_steps)
     if keep is not None and (run := pipe.measured_run(costs)) is not None:
         keep(run)

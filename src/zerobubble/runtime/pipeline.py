@@ -123,6 +123,7 @@ class Pipeline:
         self._chain = list(dict.fromkeys(placement.stage_to_rank))
         with naming_the_cause(self.rank, "building of the stages"):
             self.offloading = Offloading(offload or Offload(), self.device, self.rank)
+            self._recorder.copies = self.offloading.marks
             build = partial(self._build_stage, given, seed, loss_reduction, autocast, recompute)
             self.stages = {s: build(s) for s in placement.stages_of(self.rank)}
             self._running = self._run_by(given.schedule, programs)

@@ -3,7 +3,7 @@
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,8 +14,10 @@ from zerobubble.graph import crossings
 from zerobubble.ir import Kind, Schedule
 from zerobubble.measured import MeasuredRun, MeasuredStep, Transfer
 from zerobubble.runtime.clock import Clock, EventClock, HostClock, clock_offset_ms
+from zerobubble.runtime.offload.marks import CopyMarks
 from zerobubble.runtime.transport import Transport
 from zerobubble.simulate import Timeline
+from zerobubble.waits import lanes_of
 
 Call = Callable[[], object]
 
@@ -32,6 +34,9 @@ class RecordedStep(NamedTuple):
         sent: when every message to another rank was sent, in the order of the ops they come from;
             empty where it leaves at the end of its op.
         num_bytes: likewise how large it was.
+        copies_out: begin and end of every copy to the host, in the order of their forwards, shape
+            (copies, 2); empty where they are those of ``start`` and ``end``.
+        copies_back: likewise back, in the order of the rank.
     """
 
     number: int
@@ -41,15 +46,18 @@ class RecordedStep(NamedTuple):
     host_end: Floats
     sent: Floats
     num_bytes: list[int]
+    copies_out: Floats = np.empty((0, 2))
+    copies_back: Floats = np.empty((0, 2))
 
 
 @dataclass
 class _Noted:
-    """The marks of a step: two for each op, one for each message that it sends."""
+    """The marks of a step: two for each op and copy, one for each message that it sends."""
 
     number: int
     of_ops: list[Any] = field(default_factory=list)
     of_sends: list[Any] = field(default_factory=list)
+    of_copies: tuple[list[Any], list[Any]] = ([], [])
     sizes: Callable[[], list[int]] = list
     device_ops: Floats | None = None
 
@@ -63,6 +71,9 @@ class Recorder:
     Args:
         device: on which the ops run.
         steps: of how many last steps to tell, or the numbers of the steps.
+
+    Attributes:
+        copies: takes the marks of the copies, which are not made where O and L stand.
     """
 
     def __init__(self, device: torch.device, steps: int | range) -> None:
@@ -73,6 +84,7 @@ class Recorder:
         self._noted: deque[_Noted] = deque(maxlen=num_steps)
         self._read: deque[RecordedStep] = deque(maxlen=num_steps)
         self._now: _Noted = _Noted(0)
+        self.copies = CopyMarks()
 
     def clear(self) -> None:
         """Forget all steps."""
@@ -89,16 +101,20 @@ class Recorder:
             is_wanted = self.steps > 0
         if is_wanted:
             self._now = _Noted(number)
+        self.copies.record(self._mark if is_wanted else None)
         return is_wanted
 
     def begin_again(self) -> None:
         """Forget what happened in this step so far."""
         self._now.of_ops.clear()
         self._now.of_sends.clear()
+        self.copies.record(self._mark)
 
     def end_step(self, sizes: Callable[[], list[int]]) -> None:
         """Keep the step; ``sizes`` tells the bytes of all its messages when asked."""
         self._now.sizes = sizes
+        self._now.of_copies = self.copies.out, self.copies.back
+        self.copies.record(None)
         self._noted.append(self._now)
 
     def run(self, op: Call) -> None:
@@ -122,6 +138,7 @@ class Recorder:
             last = self._noted[-1]
             last.device_ops = np.array(ops[-len(last.of_ops) // 2 :])
             last.of_sends.clear()
+            last.of_copies = [], []
 
     def steps_ms(self) -> list[RecordedStep]:
         """Give the recorded steps in the order in which they ran."""
@@ -130,14 +147,16 @@ class Recorder:
         return list(self._read)
 
     def _in_ms(self, noted: _Noted) -> RecordedStep:
-        num_marks = len(noted.of_ops)
-        all_device_ms = self._clock.device_ms(noted.of_ops + noted.of_sends)
-        device, sent = np.split(all_device_ms, [num_marks])
+        parts = (noted.of_ops, noted.of_sends, *noted.of_copies)
+        all_device_ms = self._clock.device_ms([mark for part in parts for mark in part])
+        ends = np.cumsum([len(part) for part in parts])[:-1]
+        device, sent, *copies = np.split(all_device_ms, ends)
         if noted.device_ops is not None:
             device = noted.device_ops.reshape(-1)
         host = self._clock.host_ms(noted.of_ops)
         times = (device[0::2], device[1::2], host[0::2], host[1::2])
-        return RecordedStep(noted.number, *times, sent, noted.sizes())
+        out, back = (each.reshape(-1, 2) for each in copies)
+        return RecordedStep(noted.number, *times, sent, noted.sizes(), out, back)
 
 
 def gather_run(
@@ -157,7 +176,7 @@ def gather_run(
 
 
 def _earlier(step: RecordedStep, ms: float) -> RecordedStep:
-    sides = ("start", "end", "host_start", "host_end", "sent")
+    sides = ("start", "end", "host_start", "host_end", "sent", "copies_out", "copies_back")
     return step._replace(**{side: getattr(step, side) - ms for side in sides})
 
 
@@ -165,7 +184,9 @@ def _step(
     schedule: Schedule, of_ranks: Sequence[RecordedStep], expected: Costs | None
 ) -> MeasuredStep:
     origin = min((float(step.start[0]) for step in of_ranks if len(step.start)), default=0.0)
-    steps = [_earlier(step, origin) for step in of_ranks]
+    steps = [
+        _with_copies(_earlier(step, origin), schedule, rank) for rank, step in enumerate(of_ranks)
+    ]
     start, end, host_start, host_end = (
         tuple(getattr(step, side) for step in steps)
         for side in ("start", "end", "host_start", "host_end")
@@ -174,6 +195,16 @@ def _step(
     timeline = Timeline(schedule, costs, start, end)
     transfers = tuple(_transfers(timeline, steps))
     return MeasuredStep(steps[0].number, timeline, host_start, host_end, transfers)
+
+
+def _with_copies(step: RecordedStep, schedule: Schedule, rank: int) -> RecordedStep:
+    """Put the times of the copies in place of when the device came to O and L."""
+    start, end = step.start.copy(), step.end.copy()
+    _, out, back = lanes_of(schedule, rank)
+    for lane, times in ((out, step.copies_out), (back, step.copies_back)):
+        if len(times) == len(lane):
+            start[lane], end[lane] = times[:, 0], times[:, 1]
+    return step._replace(start=start, end=end)
 
 
 def _transfers(timeline: Timeline, of_ranks: Sequence[RecordedStep]) -> Iterator[Transfer]:
@@ -197,7 +228,7 @@ def _transfers(timeline: Timeline, of_ranks: Sequence[RecordedStep]) -> Iterator
 
 
 def measured_costs(timelines: Sequence[Timeline], expected: Costs | None = None) -> Costs:
-    """Take the median duration of every stage's F, B and W from measured timelines, in ms.
+    """Take the median duration of every stage's ops from measured timelines, in ms.
 
     What is not measured is as in ``expected``: transfers, activations, and how BW divides into B
     and W. By default transfers are left out, activations are even shares of a rank, and BW counts
@@ -221,11 +252,15 @@ def measured_costs(timelines: Sequence[Timeline], expected: Costs | None = None)
         of_whole = [median.get((Kind.BW, s), 0.0) * part[s] for s in range(schedule.num_stages)]
         return np.array([median.get((kind, s), of_whole[s]) for s in range(schedule.num_stages)])
 
-    return Costs(
-        of_kind(Kind.F, share),
-        of_kind(Kind.B, share),
-        of_kind(Kind.W, 1 - share),
-        base.transfer,
-        base.activation,
-        base.activation_kept,
+    def or_expected(kind: Kind, expected: Floats) -> Floats:
+        return np.array([median.get((kind, s), each) for s, each in enumerate(expected.tolist())])
+
+    return replace(
+        base,
+        forward=of_kind(Kind.F, share),
+        backward_input=of_kind(Kind.B, share),
+        backward_weight=of_kind(Kind.W, 1 - share),
+        offload=or_expected(Kind.O, base.offload),
+        load=or_expected(Kind.L, base.load),
+        recompute=or_expected(Kind.R, base.recompute),
     )

@@ -33,6 +33,11 @@ class Watch:
             self._thread = threading.Thread(target=self._look, args=(rank,), daemon=True)
             self._thread.start()
 
+    @property
+    def work(self) -> object:
+        """What this process does at the moment; None while it waits for another."""
+        return self._now[0]
+
     def begin(self, work: object) -> None:
         """Note the begin of some work."""
         self._now = (work, time.monotonic())

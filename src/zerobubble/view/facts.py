@@ -4,9 +4,11 @@ All arrays run over the ops of all ranks, rank after rank (``Schedule.flat``), s
 take a fraction of a second. The page computes the same in ``page/model/facts.js``; the tests hold
 both to each other.
 
-An op can run when its rank is free (the op before has ended) and its input is there (the op that
-makes it has ended, and the transfer has arrived). What is later decides, and is what it waited for.
-The causes of idle time are in ``idle.py``.
+An op can run when its rank is free (the op before has ended, and so have the copies to the host
+which stand between them), its input is there (the op that makes it has ended, and the transfer has
+arrived), and what was offloaded is back. What is latest decides, and is what it waited for. A copy
+takes its turn on its engine: for O its F is the input, for L that the compute came to it. The
+causes of idle time are in ``idle.py``.
 
 The arrival that a run records is the end of the reader's wait, so it counts only where the expected
 transfer would not have been over before the rank was free.
@@ -21,17 +23,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerobubble.costs import Floats
-from zerobubble.graph import places, producers, run_order
 from zerobubble.ir import Codes, Kind, Op
 from zerobubble.jit import hot
 from zerobubble.simulate import Timeline
-from zerobubble.view.idle import CAUSES, Idle, find_idle, held_by_memory
+from zerobubble.view.idle import CAUSES, COPIES, Idle, find_idle, held_by_memory
+from zerobubble.waits import Waits, find_waits, index_of_codes, order_of_waits
 
-NOTHING, INPUT, ORDER = range(3)
+NOTHING, INPUT, ORDER, LOAD = range(4)
+_O, _L = int(Kind.O), int(Kind.L)
 
 
 class Split(NamedTuple):
-    """How the makespan divides along the critical path; the three add up to it."""
+    """How the makespan divides along the critical path; the three add up to it.
+
+    Copies to the host and back are transfers too.
+    """
 
     compute: float
     transfer: float
@@ -39,7 +45,7 @@ class Split(NamedTuple):
 
 
 class PeakOp(NamedTuple):
-    """The first op after which a rank holds most, the memory then, and when it started."""
+    """The first op after which a rank holds most, the memory then, and since when it holds it."""
 
     op: Op
     memory: float
@@ -112,14 +118,29 @@ class Facts:
     @cached_property
     def index_of(self) -> Codes:
         """For each op code the index of the op in these arrays, or -1."""
-        ranks, indices = places(self.timeline.schedule)
-        return np.where(ranks >= 0, self.offsets[ranks] + indices, -1)
+        return index_of_codes(self.timeline.schedule)
 
     @cached_property
+    def waits(self) -> Waits:
+        """Indices of what each op comes after, or -1."""
+        shared = self.timeline.costs.ranks_per_engine
+        return find_waits(self.timeline.schedule, self.start, self.end, shared)
+
+    @property
     def needs(self) -> Codes:
-        """Index of the op whose output each op needs, or -1."""
-        needs = producers(self.timeline.schedule)[self.codes]
-        return np.where(needs >= 0, self.index_of[needs], -1)
+        """Index of the op whose output each op needs, or -1; of L, what came before it."""
+        return self.waits.needs
+
+    @cached_property
+    def kinds(self) -> Codes:
+        """The kind of each op."""
+        return self.timeline.schedule.fields(self.codes)[0]
+
+    @cached_property
+    def is_copy(self) -> NDArray[np.bool_]:
+        """Whether a copy engine does it, beside the compute."""
+        copies: NDArray[np.bool_] = (self.kinds == Kind.O) | (self.kinds == Kind.L)
+        return copies
 
     @cached_property
     def is_first(self) -> NDArray[np.bool_]:
@@ -130,22 +151,34 @@ class Facts:
 
     @cached_property
     def free(self) -> Floats:
-        """When the rank was free for each op: the end of the op before it, or the origin."""
-        before = np.concatenate([[self.origin], self.end[:-1]])
-        return np.where(self.is_first, self.origin, before)
+        """When the rank, or the engine of a copy, was free for each op: at first, the origin."""
+        return self._end_of(self.waits.turn)
+
+    @cached_property
+    def computed(self) -> Floats:
+        """When the rank had computed the op before each op; at first, the origin."""
+        return self._end_of(self.waits.computed)
 
     @cached_property
     def made(self) -> Floats:
         """When the input of each op had been computed; the origin where it needs none."""
-        return np.where(self.needs >= 0, self.end[self.needs], self.origin)
+        return self._end_of(self.needs)
+
+    @cached_property
+    def loaded(self) -> Floats:
+        """When what each op reads was back on the device; the origin where it never left."""
+        return self._end_of(self.waits.load)
+
+    def _end_of(self, places: Codes) -> Floats:
+        return np.where(places >= 0, self.end[places], self.origin)
 
     @cached_property
     def input_there(self) -> Floats:
         """When the input of each op was on its rank."""
         schedule, costs = self.timeline.schedule, self.timeline.costs
         travels = (self.needs >= 0) & (self.ranks[self.needs] != self.ranks)
-        kinds, stages, _ = schedule.fields(self.codes)
-        boundary = np.where(kinds == Kind.F, stages - 1, stages)
+        _, stages, _ = schedule.fields(self.codes)
+        boundary = np.where(self.kinds == Kind.F, stages - 1, stages)
         there: Floats = self.made + np.where(travels, costs.transfer[boundary], 0.0)
         if self.arrived is not None:
             measured = self.arrived[self.codes[self.needs]]
@@ -154,27 +187,33 @@ class Facts:
         return there
 
     @cached_property
+    def all_there(self) -> Floats:
+        """When all that each op reads was there."""
+        return np.maximum(self.input_there, self.loaded)
+
+    @cached_property
     def waited_for(self) -> Codes:
-        """What decided when each op started: NOTHING, its INPUT, or the ORDER of its rank."""
-        waited = np.where(self.free - self.input_there > self.tiny, ORDER, NOTHING)
-        return np.where(self.input_there - self.free > self.tiny, INPUT, waited)
+        """What decided when each op started: NOTHING, its INPUT, its LOAD, or its turn (ORDER)."""
+        waited = np.where(self.free - self.all_there > self.tiny, ORDER, NOTHING)
+        which = np.where(self.loaded > self.input_there, LOAD, INPUT)
+        return np.where(self.all_there - self.free > self.tiny, which, waited)
 
     @cached_property
     def wait_for_input(self) -> Floats:
-        """How long the rank was free and the input not there."""
-        there = np.minimum(self.input_there, self.start)
+        """How long the rank was free and what the op reads not there."""
+        there = np.minimum(self.all_there, self.start)
         return self._from_zero(there - self.free)
 
     @cached_property
     def wait_for_rank(self) -> Floats:
-        """How long the input was there and the rank busy with ops before it."""
+        """How long all that the op reads was there and the rank busy with what comes before it."""
         free = np.minimum(self.free, self.start)
-        return self._from_zero(free - self.input_there)
+        return self._from_zero(free - self.all_there)
 
     @cached_property
     def late(self) -> Floats:
         """How long both were there before the op started: 0 where it was simulated."""
-        return self._from_zero(self.start - np.maximum(self.free, self.input_there))
+        return self._from_zero(self.start - np.maximum(self.free, self.all_there))
 
     @cached_property
     def slack(self) -> Floats:
@@ -188,11 +227,12 @@ class Facts:
         return self._slack(np.asarray(first) + self.timeline.span)
 
     def _slack(self, deadlines: Floats) -> Floats:
-        order = self.index_of[run_order(self.timeline.schedule)]
+        shared = self.timeline.costs.ranks_per_engine
+        order = order_of_waits(self.timeline.schedule, self.start, shared)
         there = np.minimum(self.input_there, self.start)
         travel = np.where(self.needs >= 0, np.maximum(there - self.made, 0.0), 0.0)
         latest = deadlines[self.ranks]
-        columns = (self.needs, self.is_first, self.end - self.start, travel)
+        columns = (*self.waits[1:], self.kinds, self.is_first, self.end - self.start, travel)
         _latest_ends(order[::-1].copy(), *columns, latest, work=len(order))
         return self._from_zero(latest - self.end)
 
@@ -201,11 +241,22 @@ class Facts:
         return np.where(times > self.tiny, times, 0.0)
 
     @cached_property
+    def memory_changes(self) -> Floats:
+        """What each op adds to the activation memory of its rank."""
+        of_rank, schedule = self.timeline.costs.memory_changes_of, self.timeline.schedule
+        return np.concatenate([of_rank(schedule, rank) for rank in range(schedule.num_ranks)])
+
+    @cached_property
+    def memory_times(self) -> Floats:
+        """When it does so."""
+        ranks = range(self.timeline.schedule.num_ranks)
+        return np.concatenate([self.timeline.memory_curve(rank)[0] for rank in ranks])
+
+    @cached_property
     def memory_after(self) -> Floats:
-        """Activation memory of an op's rank after it: F allocates, B, W and BW free."""
-        kinds, stages, _ = self.timeline.schedule.fields(self.codes)
-        changes = self.timeline.costs.memory_changes()[kinds, stages]
-        return np.concatenate([np.cumsum(part) for part in np.split(changes, self.offsets[1:-1])])
+        """Activation memory of an op's rank after it: F, L and R allocate, B, W, BW and O free."""
+        parts = np.split(self.memory_changes, self.offsets[1:-1])
+        return np.concatenate([np.cumsum(part) for part in parts])
 
     @cached_property
     def memory_before(self) -> Floats:
@@ -229,6 +280,8 @@ class Facts:
             return CAUSES[cause]
         placement = self.timeline.schedule.placement
         kind, stage = divmod(cause - len(CAUSES), placement.num_stages)
+        if kind in COPIES:
+            return f"waits for {COPIES[Kind(kind)]} of stage {stage}"
         return (
             f"waits for {Kind(kind).name} of stage {stage} on rank {placement.stage_to_rank[stage]}"
         )
@@ -251,8 +304,8 @@ class Facts:
     def path(self) -> Codes:
         """Indices of the ops that decide when the last one ends, in time order.
 
-        From the op that ends last, each step back goes to what was later: the op before on the
-        rank, or the one whose output was needed.
+        From the op that ends last, each step back goes to what was latest: what its rank or engine
+        did before, the op whose output was needed, or the copy back.
         """
         return np.array([*self._path_backward()][::-1], dtype=np.int64)
 
@@ -261,20 +314,20 @@ class Facts:
         index = int(last[self.end[last].argmax()]) if len(last) else -1
         while index >= 0:
             yield index
-            before = -1 if self.is_first[index] else index - 1
-            need = int(self.needs[index])
-            later = need >= 0 and (before < 0 or self.input_there[index] > self.free[index])
-            index = need if later else before
+            index = self.waits.latest(index, (self.free, self.input_there, self.loaded))
 
     @cached_property
     def split(self) -> Split:
-        """The makespan along the critical path: compute, transfers, and neither."""
+        """The makespan along the critical path: compute, transfers and copies, and neither."""
         path = self.path
-        compute = float((self.end[path] - self.start[path]).sum())
-        is_hop = self.ranks[path[1:]] != self.ranks[path[:-1]]
+        lasts = self.end[path] - self.start[path]
+        is_copy = self.is_copy[path]
+        compute = float(lasts[~is_copy].sum())
+        comes_from = self.needs[path[1:]] == path[:-1]
+        is_hop = comes_from & (self.ranks[path[1:]] != self.ranks[path[:-1]])
         there = np.minimum(self.input_there[path[1:]], self.start[path[1:]])
         hops = np.where(is_hop, np.maximum(there - self.end[path[:-1]], 0.0), 0.0)
-        transfer = float(hops.sum())
+        transfer = float(hops.sum() + lasts[is_copy].sum())
         wait = self.finish - self.origin - compute - transfer
         return Split(compute, transfer, wait if wait > self.tiny else 0.0)
 
@@ -285,13 +338,16 @@ class Facts:
             return None
         index = first + int(self.memory_after[first:end].argmax())
         op = self.timeline.schedule.op(int(self.codes[index]))
-        return PeakOp(op, float(self.memory_after[index]), float(self.start[index]))
+        return PeakOp(op, float(self.memory_after[index]), float(self.memory_times[index]))
 
 
 @hot
 def _latest_ends(
     order: Codes,
+    turn: Codes,
     needs: Codes,
+    load: Codes,
+    kinds: Codes,
     is_first: NDArray[np.bool_],
     durations: Floats,
     travel: Floats,
@@ -300,10 +356,18 @@ def _latest_ends(
     """Lower the latest ends to what the ops that come after allow; ``order`` is backward."""
     for index in order:
         begin = latest[index] - durations[index]
-        if not is_first[index]:
-            latest[index - 1] = min(latest[index - 1], begin)
         if needs[index] >= 0:
             latest[needs[index]] = min(latest[needs[index]], begin - travel[index])
+        if load[index] >= 0:
+            latest[load[index]] = min(latest[load[index]], begin)
+        if kinds[index] in (_O, _L) and turn[index] >= 0:
+            latest[turn[index]] = min(latest[turn[index]], begin)
+        place, is_passed = index, kinds[index] != _O
+        while is_passed and not is_first[place]:
+            place -= 1
+            if kinds[place] != _L:
+                latest[place] = min(latest[place], begin)
+            is_passed = kinds[place] in (_O, _L)
 
 
 def _longest_first(pair: tuple[float, int]) -> tuple[float, int]:

@@ -8,6 +8,10 @@ Idle time between the first start and the last end of all ranks has exactly one 
     the rank has run its last op.
 ``waits for F of stage 2 on rank 1``
     the next op's input is being computed there, or waits for its own turn there.
+``waits for the copy to the host of stage 2``
+    the rank has to pass an O whose copy has not ended; the last one to end is named.
+``waits for the copy back of stage 2``
+    all else is there, and the copy back of what the next op reads has not ended.
 ``transfer``
     that input is computed and on its way.
 ``memory limit``
@@ -17,6 +21,7 @@ Idle time between the first start and the last end of all ranks has exactly one 
     rank and input were ready, and the op did not start: only in measured timelines.
 """
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -28,6 +33,7 @@ from zerobubble.ir import Codes, Kind
 if TYPE_CHECKING:
     from zerobubble.view.facts import Facts
 
+COPIES = {Kind.O: "the copy to the host", Kind.L: "the copy back"}
 CAUSES = ("warm-up", "drain", "transfer", "memory limit", "late start")
 _WARM_UP, _DRAIN, _TRANSFER, _MEMORY, _LATE = range(5)
 
@@ -46,36 +52,48 @@ class Idle(NamedTuple):
 
 def find_idle(facts: "Facts") -> Idle:
     """Find the idle intervals of all ranks with their causes."""
-    stages = facts.timeline.schedule.num_stages
-    need_kinds, need_stages, _ = facts.timeline.schedule.fields(facts.codes[facts.needs])
-    waits = len(CAUSES) + need_kinds * stages + need_stages
-    waits = np.where(facts.is_held_by_memory, _MEMORY, waits)
-    made = np.clip(facts.made, facts.free, np.maximum(facts.start, facts.free))
-    there = np.clip(facts.input_there, made, np.maximum(facts.start, made))
-    warm_up = facts.is_first
-    ends = facts.offsets[1:][np.diff(facts.offsets) > 0] - 1
-    places = np.arange(len(facts.codes))
-    parts = (
-        (places, facts.free, np.where(warm_up, facts.start, made), waits),
-        (places, made, np.where(warm_up, made, there), np.full_like(waits, _TRANSFER)),
-        (places, there, np.where(warm_up, there, facts.start), np.full_like(waits, _LATE)),
-        (ends, facts.end[ends], np.full(len(ends), facts.finish), np.full_like(ends, _DRAIN)),
+    times = [facts.computed]
+    for later in (facts.free, facts.made, facts.input_there, facts.loaded, facts.start):
+        later = np.where(facts.is_first, facts.start, later)
+        times.append(np.clip(later, times[-1], np.maximum(facts.start, times[-1])))
+    one = np.ones_like(facts.codes)
+    causes = (
+        np.where(facts.is_first, _WARM_UP, _waits_for(facts, facts.waits.turn)),
+        np.where(facts.is_held_by_memory, _MEMORY, _waits_for(facts, facts.needs)),
+        _TRANSFER * one,
+        _waits_for(facts, facts.waits.load),
+        _LATE * one,
     )
+    places = np.flatnonzero(~facts.is_copy)
+    parts = [
+        (places, start[places], end[places], cause[places])
+        for (start, end), cause in zip(pairwise(times), causes, strict=True)
+    ]
+    ends = facts.offsets[1:][np.diff(facts.offsets) > 0] - 1
+    finish = np.full(len(ends), facts.finish)
+    parts.append((ends, facts.end[ends], finish, np.full_like(ends, _DRAIN)))
     place, start, end, cause = map(np.concatenate, zip(*parts, strict=True))
-    cause[: len(places)][warm_up] = _WARM_UP
     order = np.lexsort((start, facts.ranks[place]))
     order = order[(end - start > facts.tiny)[order]]
     return Idle(facts.ranks[place][order], start[order], end[order], cause[order])
+
+
+def _waits_for(facts: "Facts", places: Codes) -> Codes:
+    """Give the causes that are waits for the ops at some places."""
+    schedule = facts.timeline.schedule
+    kinds, stages, _ = schedule.fields(facts.codes[places])
+    causes: Codes = len(CAUSES) + kinds * schedule.num_stages + stages
+    return causes
 
 
 def held_by_memory(facts: "Facts") -> NDArray[np.bool_]:
     """Say whether a forward could have run before an op but for the memory limit, and no W."""
     if facts.limits is None:
         return np.zeros(len(facts.codes), dtype=bool)
-    kinds, stages, _ = facts.timeline.schedule.fields(facts.codes)
+    kinds = facts.kinds
     forward = _next_true(kinds == Kind.F, facts.offsets)
     is_there = (forward >= 0) & (facts.input_there[forward] <= facts.free + facts.tiny)
-    needed = facts.memory_before + facts.timeline.costs.activation[stages[forward]]
+    needed = facts.memory_before + facts.memory_changes[forward]
     is_too_much = needed > facts.limits[facts.ranks] * (1 + 1e-9)
     changes = (kinds == Kind.B).astype(np.int64) - (kinds == Kind.W)
     parts = np.split(changes, facts.offsets[1:-1])

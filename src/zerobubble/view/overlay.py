@@ -1,6 +1,7 @@
 """What is laid over each other where a run was measured? Its plan and one of its steps."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -63,4 +64,13 @@ def median_costs(timeline: Timeline) -> Costs:
     backward = np.where(np.isnan(table[Kind.B]), together, table[Kind.B])
     forward, weight = np.nan_to_num(table[Kind.F]), np.nan_to_num(table[Kind.W])
     none = np.zeros(schedule.num_stages)
-    return Costs(forward, backward, weight, none, sizes.activation, sizes.activation_kept)
+    return replace(
+        sizes,
+        forward=forward,
+        backward_input=backward,
+        backward_weight=weight,
+        transfer=none,
+        offload=np.nan_to_num(table[Kind.O]),
+        load=np.nan_to_num(table[Kind.L]),
+        recompute=np.where(np.isnan(table[Kind.R]), forward, table[Kind.R]),
+    )

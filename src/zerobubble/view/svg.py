@@ -1,9 +1,10 @@
 """How does a timeline look as a vector picture, for papers and web pages?
 
 One row for each rank, time from left to right: every op a rectangle in the colour and hatch of its
-kind, idle time grey. The panel brings its own light background, so that it reads the same on a dark
-page. Ops too narrow to be seen are gathered into bars as high as their share of the time, so that
-the size of the file does not grow with the number of ops.
+kind, idle time grey; copies in lower rows beneath the ops that they run beside. The panel brings
+its own light background, so that it reads the same on a dark page. Ops too narrow to be seen are
+gathered into bars as high as their share of the time, so that the size of the file does not grow
+with the number of ops.
 """
 
 import math
@@ -14,12 +15,12 @@ from functools import cached_property
 from xml.sax.saxutils import escape
 
 import numpy as np
-from numpy.typing import NDArray
 
 from zerobubble.costs import Floats
 from zerobubble.ir import Codes, Kind
 from zerobubble.simulate import Timeline
 from zerobubble.view.labels import label, turns
+from zerobubble.view.lanes import Lane, rows_of
 from zerobubble.view.text import COLORS, MEANINGS
 
 WIDTH = 960
@@ -27,6 +28,8 @@ _LEFT, _RIGHT, _TOP, _AXIS, _LEGEND = 58, 16, 34, 26, 28
 _FONT, _LETTER = 11, 6.4
 _TALLEST, _LOWEST, _ALL_ROWS = 30, 3, 1000
 _MOST_CELLS = 8000
+# Height of a row of copies; that of a row of ops is 1.
+_OF_COPIES = 0.6
 _TICK_DISTANCE = 70
 _MOST_LETTERS = 90
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -38,6 +41,9 @@ _HATCHES = {
     Kind.B: "M-1 1l2 -2M0 6l6 -6M5 7l2 -2",
     Kind.W: "M0 3h6",
     Kind.BW: "M-1 5l2 2M0 0l6 6M5 -1l2 2",
+    Kind.O: "M1.5 0v6",
+    Kind.L: "M1.5 0v6M0 3h6",
+    Kind.R: "M2.5 3h1",
 }
 
 
@@ -83,22 +89,30 @@ class _Picture:
         return self.timeline.schedule.num_ranks
 
     @cached_property
-    def pitch(self) -> float:
-        """Distance from row to row."""
-        return min(_TALLEST, max(_LOWEST, _ALL_ROWS / self.num_ranks))
+    def lanes(self) -> list[Lane]:
+        return rows_of(self.timeline)
 
     @cached_property
-    def row_height(self) -> float:
-        return self.pitch * 0.8
+    def heights(self) -> Floats:
+        """Height of each row with the gap below, in rows of ops."""
+        return np.array([_OF_COPIES if lane.name else 1.0 for lane in self.lanes])
+
+    @cached_property
+    def pitch(self) -> float:
+        """Distance from a row of ops to the next row."""
+        return min(_TALLEST, max(_LOWEST, _ALL_ROWS / float(self.heights.sum())))
+
+    def row_height(self, number: int) -> float:
+        return float(self.heights[number]) * self.pitch * 0.8
 
     @property
     def bottom(self) -> float:
-        return _TOP + self.num_ranks * self.pitch
+        return self.y(len(self.lanes))
 
     @cached_property
     def smallest(self) -> float:
         """Width below which ops are gathered."""
-        return max(1.0, self.num_ranks * self.width / _MOST_CELLS)
+        return max(1.0, len(self.lanes) * self.width / _MOST_CELLS)
 
     @cached_property
     def turn_of_stage(self) -> dict[int, int]:
@@ -106,9 +120,10 @@ class _Picture:
 
     @cached_property
     def styles(self) -> list[tuple[Kind, int]]:
-        """The kinds of op that occur, each for even and for odd turns of a rank's stages."""
+        """The kinds of op that are drawn, each for even and for odd turns of a rank's stages."""
         schedule = self.timeline.schedule
-        kinds, stages, _ = schedule.fields(schedule.flat()[0])
+        drawn = [schedule.orders[lane.rank][lane.indices] for lane in self.lanes]
+        kinds, stages, _ = schedule.fields(np.concatenate(drawn))
         found = np.unique(2 * kinds + self.is_odd[stages])
         return [(Kind(style // 2), style % 2) for style in found.tolist()]
 
@@ -137,8 +152,9 @@ class _Picture:
     def x(self, time: float) -> float:
         return _LEFT + (time - self.origin) * self.scale
 
-    def y(self, rank: int) -> float:
-        return _TOP + rank * self.pitch
+    def y(self, number: int) -> float:
+        """Where a row begins."""
+        return _TOP + float(self.heights[:number].sum()) * self.pitch
 
     def lines(self) -> Iterator[str]:
         height = self.bottom + _AXIS + _LEGEND
@@ -159,8 +175,8 @@ class _Picture:
         )
         yield from self.heading()
         yield from self.axis()
-        for rank in range(self.num_ranks):
-            yield from self.row(rank)
+        for number in range(len(self.lanes)):
+            yield from self.row(number)
         yield from self.legend(height - _LEGEND / 2 - 2)
         yield "</svg>"
 
@@ -201,30 +217,39 @@ class _Picture:
             yield f'<text x="{x}" y="{_n(self.bottom + 15)}" stroke="none">{_text(number)}</text>'
         yield "</g>"
 
-    def row(self, rank: int) -> Iterator[str]:
-        start, end = self.timeline.start[rank], self.timeline.end[rank]
-        y, height = _n(self.y(rank)), _n(self.row_height)
-        yield f'<g class="rank" id="rank{rank}">'
-        if rank % math.ceil((_FONT + 1) / self.pitch) == 0:
-            middle = _n(self.y(rank) + self.row_height / 2 + 4)
-            yield f'<text x="{_LEFT - 8}" y="{middle}" text-anchor="end">rank {rank}</text>'
-        if len(start):
+    def row(self, number: int) -> Iterator[str]:
+        lane = self.lanes[number]
+        start = self.timeline.start[lane.rank][lane.indices]
+        end = self.timeline.end[lane.rank][lane.indices]
+        yield f'<g class="rank" id="rank{lane.rank}{lane.name}">'
+        yield from self.name(number)
+        if len(start) and not lane.name:
             x, width = self.x(float(start[0])), float(end[-1] - start[0]) * self.scale
+            y, height = _n(self.y(number)), _n(self.row_height(number))
             yield (
                 f'<rect class="idle" x="{_n(x)}" y="{y}" width="{_n(width)}" height="{height}" '
                 f'fill="{_IDLE}"/>'
             )
         is_wide = (end - start) * self.scale >= self.smallest
-        yield from self.gathered(rank, ~is_wide & (end > start))
-        yield from self.ops(rank, np.flatnonzero(is_wide))
+        yield from self.gathered(number, lane.indices[~is_wide & (end > start)])
+        yield from self.ops(number, lane.indices[is_wide])
         yield "</g>"
 
-    def ops(self, rank: int, wide: Codes) -> Iterator[str]:
-        """Draw the ops that are wide enough, and write on them what fits."""
-        schedule, texts = self.timeline.schedule, []
+    def name(self, number: int) -> Iterator[str]:
+        """Write the name of a row, of copies only in which direction, where there is room."""
+        lane, height = self.lanes[number], self.row_height(number)
+        is_shown = lane.rank % math.ceil((_FONT + 1) / self.pitch) == 0
+        if is_shown and (not lane.name or self.pitch * _OF_COPIES > _FONT):
+            middle, text = _n(self.y(number) + height / 2 + 4), lane.name or f"rank {lane.rank}"
+            faint = f' fill="{_FAINT}"' if lane.name else ""
+            yield f'<text x="{_LEFT - 8}" y="{middle}" text-anchor="end"{faint}>{text}</text>'
+
+    def ops(self, number: int, wide: Codes) -> Iterator[str]:
+        """Draw the ops of a row that are wide enough, and write on them what fits."""
+        schedule, texts, rank = self.timeline.schedule, [], self.lanes[number].rank
         starts, ends = self.timeline.start[rank].tolist(), self.timeline.end[rank].tolist()
-        y, height = _n(self.y(rank)), _n(self.row_height)
-        baseline = _n(self.y(rank) + self.row_height / 2 + 4)
+        y, height = _n(self.y(number)), _n(self.row_height(number))
+        baseline = _n(self.y(number) + self.row_height(number) / 2 + 4)
         for index in wide.tolist():
             op, start = schedule.op(schedule.orders[rank][index]), starts[index]
             x, width = self.x(start), (ends[index] - start) * self.scale
@@ -236,7 +261,7 @@ class _Picture:
             whole = label(op, turn)
             kind = whole[: len(op.kind.name)]
             text = next((t for t in (whole, kind) if len(t) * _LETTER + 3 <= width), "")
-            if text and self.row_height > _FONT:
+            if text and self.row_height(number) > _FONT:
                 place = f'x="{_n(x + width / 2)}" y="{baseline}"'
                 texts.append(f"<text {place}>{_text(text)}</text>")
         if texts:
@@ -244,22 +269,26 @@ class _Picture:
             yield from texts
             yield "</g>"
 
-    def gathered(self, rank: int, small: NDArray[np.bool_]) -> Iterator[str]:
+    def gathered(self, number: int, small: Codes) -> Iterator[str]:
         """Draw for each kind of the small ops, stacked, what share of the time it takes."""
-        if not small.any():
+        if not len(small):
             return
         num_cells = math.floor((self.width - _LEFT - _RIGHT) / self.smallest)
         cell = (self.width - _LEFT - _RIGHT) / num_cells
         edges = np.linspace(self.origin, self.origin + self.timeline.makespan, num_cells + 1)
-        schedule = self.timeline.schedule
-        kinds, stages, _ = schedule.fields(schedule.orders[rank])
+        schedule, rank, height = (
+            self.timeline.schedule,
+            self.lanes[number].rank,
+            self.row_height(number),
+        )
+        kinds, stages, _ = schedule.fields(schedule.orders[rank][small])
         odd = self.is_odd[stages]
-        base: Floats = np.full(num_cells, self.y(rank) + self.row_height)
+        base: Floats = np.full(num_cells, self.y(number) + height)
         for kind, turn in self.styles:
-            chosen = small & (kinds == kind) & (odd == turn)
+            chosen = small[(kinds == kind) & (odd == turn)]
             start, end = self.timeline.start[rank][chosen], self.timeline.end[rank][chosen]
             shares = _busy(start, end, edges) * self.scale / cell
-            heights: Floats = np.round(shares * self.row_height, 1)
+            heights: Floats = np.round(shares * height, 1)
             bars = "".join(_bars(base, heights, cell))
             base = base - heights
             if bars:
@@ -276,7 +305,9 @@ class _Picture:
         yield _swatch(x, y, _IDLE)
         yield f'<text x="{_n(x + 20)}" y="{_n(y + 4)}">idle</text>'
         if any(odd for _, odd in self.styles):
-            text = "lighter, lower case: every second stage of a rank"
+            texts = ("lighter, lower case: every second stage of a rank", "light: second stage")
+            room = self.width - x - 64
+            text = next((each for each in texts if len(each) * _LETTER < room), "")
             yield f'<text x="{_n(x + 64)}" y="{_n(y + 4)}" fill="{_FAINT}">{text}</text>'
         yield "</g>"
 

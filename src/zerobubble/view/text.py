@@ -1,4 +1,7 @@
-"""How does a timeline look as text? One row a rank, time from left to right."""
+"""How does a timeline look as text? One row a rank, time from left to right.
+
+The copies of a rank run beside its ops, so that they have rows of their own beneath.
+"""
 
 import math
 from collections.abc import Iterator
@@ -11,14 +14,26 @@ from zerobubble.costs import Floats
 from zerobubble.ir import Kind, Op
 from zerobubble.simulate import Timeline
 from zerobubble.view.labels import label, styled, turns
+from zerobubble.view.lanes import Lane, kinds_in, rows_of
 
 MEANINGS = {
     Kind.F: "forward",
     Kind.B: "input gradient",
     Kind.W: "weight gradient",
     Kind.BW: "both gradients",
+    Kind.O: "copy to the host",
+    Kind.L: "copy back",
+    Kind.R: "forward again",
 }
-COLORS = {Kind.F: "#ffb347", Kind.B: "#7ccf7c", Kind.W: "#7fb2ff", Kind.BW: "#7dd3c8"}
+COLORS = {
+    Kind.F: "#ffb347",
+    Kind.B: "#7ccf7c",
+    Kind.W: "#7fb2ff",
+    Kind.BW: "#7dd3c8",
+    Kind.O: "#cbaee6",
+    Kind.L: "#f2a9c4",
+    Kind.R: "#e9d66b",
+}
 
 _FEWEST_CELLS = 2
 _MOST_STAGES_IN_LEGEND = 4
@@ -31,6 +46,8 @@ def draw(
     timeline: Timeline, width: int | None = None, color: bool = False, fold: bool = False
 ) -> str:
     """Draw one row for each rank, every op as wide as it is long, then a legend.
+
+    Beneath a rank whose copies take time, one row shows those to the host and one those back.
 
     An op shows its kind and microbatch where there is room, else its kind, else only a bar. On a
     rank with several stages upper and lower case alternate from stage to stage (in a wave: down
@@ -50,8 +67,8 @@ def draw(
     F forward, BW both gradients, . idle
     """
     canvas = _Canvas(timeline, None if fold else width)
-    rows = [canvas.row(rank) for rank in range(timeline.schedule.num_ranks)]
-    blocks = _folded(rows, width - len(canvas.name(0))) if fold and width else [rows]
+    rows = [canvas.row(lane) for lane in canvas.lanes]
+    blocks = _folded(rows, width - canvas.name_width) if fold and width else [rows]
     paint = _painted if color else _plain
     lines = [
         label + "".join(paint(*part) for part in segments)
@@ -73,6 +90,15 @@ class _Canvas:
         return min(float(start[0]) for start in self.timeline.start if len(start))
 
     @cached_property
+    def lanes(self) -> list[Lane]:
+        """What each row shows."""
+        return rows_of(self.timeline)
+
+    @cached_property
+    def name_width(self) -> int:
+        return max(len(self.name(lane)) for lane in self.lanes)
+
+    @cached_property
     def turn_of_stage(self) -> dict[int, int]:
         """How many stages the same rank holds before each stage."""
         return turns(self.timeline.schedule.placement)
@@ -92,7 +118,8 @@ class _Canvas:
     @cached_property
     def cells_per_unit(self) -> int:
         """Columns of the unit: what the labels need, or less to fit the width."""
-        needs = np.array([len(self.label(op)) + 1 for rank in self.ranks for op in self.ops(rank)])
+        ops = (op for rank in self.ranks for op in self.timeline.schedule.ops(rank))
+        needs = np.array([len(self.label(op)) + 1 for op in ops])
         cells = needs * self.unit / np.maximum(self.durations, self.unit)
         usual = self.durations >= self.unit
         wanted = math.ceil(float(cells.max(initial=0, where=usual)) - 1e-9)
@@ -104,17 +131,14 @@ class _Canvas:
     @cached_property
     def room(self) -> int:
         """Columns to the right of the rank's name."""
-        return max((self.width or 0) - len(self.name(0)), _FEWEST_CELLS)
+        return max((self.width or 0) - self.name_width, _FEWEST_CELLS)
 
     @property
     def ranks(self) -> range:
         return range(self.timeline.schedule.num_ranks)
 
-    def ops(self, rank: int) -> Iterator[Op]:
-        return self.timeline.schedule.ops(rank)
-
-    def name(self, rank: int) -> str:
-        return f"rank {rank:>{len(str(self.ranks[-1]))}} "
+    def name(self, lane: Lane) -> str:
+        return f"rank {lane.rank:>{len(str(self.ranks[-1]))}} {lane.name}{' ' * bool(lane.name)}"
 
     def label(self, op: Op) -> str:
         return label(op, self.turn_of_stage[op.stage])
@@ -122,28 +146,31 @@ class _Canvas:
     def column(self, time: float) -> int:
         return math.floor((time - self.origin) / self.unit * self.cells_per_unit + 0.5)
 
-    def row(self, rank: int) -> Row:
-        """Give the name of a rank and the pieces of its row, cut to the width."""
-        segments = list(self.segments(rank))
+    def row(self, lane: Lane) -> Row:
+        """Give the name of a row and its pieces, cut to the width."""
+        segments = list(self.segments(lane))
         if self.width is not None and sum(len(text) for text, _ in segments) > self.room:
             segments = [*_cut(segments, 0, self.room - 1), (">", None)]
-        return self.name(rank), segments
+        return self.name(lane).ljust(self.name_width), segments
 
-    def segments(self, rank: int) -> Iterator[Segment]:
-        position = -1
-        for _, op, start, end in self.timeline.timed_ops(rank):
+    def segments(self, lane: Lane) -> Iterator[Segment]:
+        position, idle = -1, " " if lane.name else "."
+        ops = self.timeline.timed_ops(lane.rank)
+        for _, op, start, end in (ops[index] for index in lane.indices.tolist()):
             first, last = self.column(start), self.column(end)
             if position < 0:
                 yield " " * first, None
             elif first > position:
-                yield "|" + "." * (first - position - 1), None
+                yield "|" + idle * (first - position - 1), None
             yield _cell(self.label(op), len(op.kind.name), last - first), op.kind
             position = last
         yield "|", None
 
     def legend(self) -> str:
-        kinds = sorted({op.kind for rank in self.ranks for op in self.ops(rank)})
+        kinds = kinds_in(self.lanes, self.timeline.schedule)
         parts = [f"{kind.name} {MEANINGS[kind]}" for kind in kinds]
+        if self.timeline.schedule.has_copies and Kind.O not in kinds and Kind.L not in kinds:
+            parts.append("copies take no time")
         if any(idle > 0 for idle in self.timeline.idle_per_rank):
             parts.append(". idle")
         num_turns = max(self.turn_of_stage.values()) + 1

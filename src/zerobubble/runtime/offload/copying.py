@@ -6,6 +6,7 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor
 
+from zerobubble.runtime.offload.marks import CopyMarks
 from zerobubble.runtime.offload.store import Place, Store
 
 _Result = TypeVar("_Result", covariant=True)
@@ -35,10 +36,16 @@ class Copies(Protocol):
 
 
 class ThreadCopies:
-    """Copies between the memory of a CPU and a store."""
+    """Copies between the memory of a CPU and a store.
 
-    def __init__(self, store: Store) -> None:
+    Args:
+        store: where the bytes go.
+        marks: takes when the threads make each copy.
+    """
+
+    def __init__(self, store: Store, marks: CopyMarks | None = None) -> None:
         self._store = store
+        self._marks = marks or CopyMarks()
         self._out, self._back = (
             ThreadPoolExecutor(1, f"zerobubble-{direction}") for direction in ("offload", "load")
         )
@@ -46,7 +53,11 @@ class ThreadCopies:
 
     def out(self, sources: list[Tensor]) -> Copy[list[Place]]:
         """Begin to put tensors (uint8) into the store."""
-        return self._out.submit(put_all, self._store.put, self._store.free, sources)
+        return self._out.submit(self._put_all, sources)
+
+    def _put_all(self, sources: list[Tensor]) -> list[Place]:
+        with self._marks.around(is_out=True):
+            return put_all(self._store.put, self._store.free, sources)
 
     def back(self, places: list[Place], targets: list[Tensor]) -> Copy[None]:
         """Begin to get tensors (uint8) from the store."""
@@ -54,8 +65,9 @@ class ThreadCopies:
 
     def _get_all(self, places: list[Place], targets: list[Tensor]) -> None:
         try:
-            for place, target in zip(places, targets, strict=True):
-                self._store.get(place, target)
+            with self._marks.around(is_out=False):
+                for place, target in zip(places, targets, strict=True):
+                    self._store.get(place, target)
         finally:
             for place in places:
                 self._store.free(place)

@@ -10,6 +10,7 @@ from torch import Tensor
 from zerobubble.errors import UsageError
 from zerobubble.runtime.offload.copying import Copies, ThreadCopies
 from zerobubble.runtime.offload.file import FileStore
+from zerobubble.runtime.offload.marks import CopyMarks
 from zerobubble.runtime.offload.parcel import Parcel
 from zerobubble.runtime.offload.pool import HostPool
 from zerobubble.runtime.offload.store import Store, VerifiedStore
@@ -65,6 +66,7 @@ class Offloading:
 
     Attributes:
         pool: the host memory, with its peak.
+        marks: when the copies began and ended.
 
     Raises:
         UsageError: the folder cannot be written to.
@@ -80,12 +82,13 @@ class Offloading:
             store = self.pool
         if store is not None and settings.verify:
             store = VerifiedStore(store)
+        self.marks = CopyMarks()
         self.copies: Copies
         if device.type == "cuda":
-            self.copies = StreamCopies(device, self.pool, store)
+            self.copies = StreamCopies(device, self.pool, store, self.marks)
         else:
             assert store is not None
-            self.copies = ThreadCopies(store)
+            self.copies = ThreadCopies(store, self.marks)
 
     def parcel(self, given: Iterable[Tensor]) -> Parcel:
         """Make the parcel of one stage and microbatch, which leaves ``given`` where they are."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from zerobubble.runtime.offload.copying import Copy, put_all
+from zerobubble.runtime.offload.marks import CopyMarks
 from zerobubble.runtime.offload.pool import Buffer, HostPool
 from zerobubble.runtime.offload.store import Place, Store
 
@@ -46,9 +47,17 @@ class StreamCopies:
         device: where the rank computes.
         pool: of pinned memory.
         store: where the bytes go from there; None: they stay in the pool.
+        marks: takes when the streams make each copy.
     """
 
-    def __init__(self, device: torch.device, pool: HostPool, store: Store | None = None) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        pool: HostPool,
+        store: Store | None = None,
+        marks: CopyMarks | None = None,
+    ) -> None:
+        self._marks = marks or CopyMarks()
         self._device = device
         self._pool = pool
         self._store = store
@@ -61,7 +70,8 @@ class StreamCopies:
     def out(self, sources: list[Tensor]) -> Copy[list[Place]]:
         """Begin to copy away what the compute stream has made."""
         self._out.wait_event(_now())
-        buffers: list[Buffer] = put_all(self._copy_out, self._give_back, sources)
+        with torch.cuda.stream(self._out), self._marks.around(is_out=True):
+            buffers: list[Buffer] = put_all(self._copy_out, self._give_back, sources)
         ended = _now(self._out)
         places: list[Place] = list(buffers)
         if self._store is not None:
@@ -106,7 +116,7 @@ class StreamCopies:
         self, buffers: list[Buffer], targets: list[Tensor], taken: torch.cuda.Event
     ) -> None:
         self._back.wait_event(taken)
-        with torch.cuda.stream(self._back):
+        with torch.cuda.stream(self._back), self._marks.around(is_out=False):
             for buffer, target in zip(buffers, targets, strict=True):
                 target.copy_(buffer.content, non_blocking=True)
         ended = _now(self._back)

@@ -6,6 +6,7 @@ const SLIDERS = {
   W: { max: 3, text: "W" },
   comm: { max: 3, text: "comm" },
   kept: { max: 1, text: "kept" },
+  copy: { max: 3, text: "copy" },
 };
 
 const PREFERS_DARK = matchMedia("(prefers-color-scheme: dark)");
@@ -24,7 +25,13 @@ function addControls(viewer) {
   onClick("fit", () => ({ window: null }));
   onClick("neutral", () => ({ factors: initialState().factors }));
   PREFERS_DARK.addEventListener("change", () => viewer.set({ theme: viewer.state.theme }));
-  element("sliders").replaceChildren(...FACTORS.map((name) => slider(viewer, name)));
+  const hasCopies = viewer.panels.some(({ schedule }) => schedule.hasCopies);
+  const shown = FACTORS.filter((name) => name !== "copy" || hasCopies);
+  element("sliders").replaceChildren(...shown.map((name) => slider(viewer, name)));
+  for (const kind of [O, L, R]) {
+    const isThere = viewer.panels.some(({ schedule }) => schedule.kinds.includes(kind));
+    element(`legend-${KINDS[kind]}`).hidden = !isThere;
+  }
 }
 
 function isDark() {

@@ -124,22 +124,27 @@ function onOtherRun(viewer, place) {
 }
 
 // The op that runs in a neighbouring row when the selected one starts, or the next one there. The
-// rows of all schedules follow each other; those without ops are left out.
+// rows of all schedules follow each other, those of copies too; those without ops are left out.
 function onOtherRank(viewer, place, step) {
   const { panels } = viewer;
-  const { rows } = viewer.layout();
   const { schedule, runs } = panels[place.panel];
+  const lanes = panels.flatMap((panel, number) =>
+    panel.schedule.tracks.flatMap((tracks, rank) =>
+      tracks.map((ops, track) => ({ panel: number, rank, track, ops })),
+    ),
+  );
   const time = runs[place.run].timeline.start[place.op] - runs[place.run].facts.origin;
-  const rank = schedule.ranks[place.op];
-  let number = rows.findIndex((row) => row.panel === place.panel && row.rank === rank);
-  for (number += step; rows[number]; number += step) {
-    const { panel, rank: other } = rows[number];
-    const { offsets } = panels[panel].schedule;
+  const here = { rank: schedule.ranks[place.op], track: trackOf(schedule, place.op) };
+  let number = lanes.findIndex(
+    ({ panel, rank, track }) =>
+      panel === place.panel && rank === here.rank && track === here.track,
+  );
+  for (number += step; lanes[number]; number += step) {
+    const { panel, ops } = lanes[number];
     const run = panel === place.panel ? place.run : panels[panel].runs.length - 1;
-    const [first, end] = [offsets[other], offsets[other + 1]];
     const { timeline, facts } = panels[panel].runs[run];
-    const op = Math.min(search(timeline.end, first, end, time + facts.origin), end - 1);
-    if (first < end) return { panel, run, op };
+    const next = search((k) => timeline.end[ops[k]], 0, ops.length, time + facts.origin);
+    if (ops.length) return { panel, run, op: ops[Math.min(next, ops.length - 1)] };
   }
   return place;
 }

@@ -1,6 +1,6 @@
 // What does the viewer see right now? Kept in the URL's hash, so that a link shows the same.
 
-const FACTORS = ["F", "B", "W", "comm", "kept"];
+const FACTORS = ["F", "B", "W", "comm", "kept", "copy"];
 const TOGGLES = { critical: false, memory: true, idle: true };
 
 function initialState() {

@@ -131,7 +131,7 @@ class Viewer {
     const { x, row } = placeOf(this.panels, layout, place);
     const [top, height] = [this.scroller.scrollTop, this.scroller.clientHeight];
     if (row.y < top + AXIS) this.scroller.scrollTop = row.y - AXIS - TITLE;
-    if (row.y + row.ops > top + height) this.scroller.scrollTop = row.y + row.ops + 8 - height;
+    if (row.y + row.all > top + height) this.scroller.scrollTop = row.y + row.all + 8 - height;
     const time = timeAt(layout, x);
     const half = (layout.to - layout.from) / 2;
     if (time < layout.from || time > layout.to) this.show(time - half, time + half);

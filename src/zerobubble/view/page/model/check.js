@@ -4,6 +4,9 @@ const COST_NAMES = [
   ...["forward", "backward_input", "backward_weight", "transfer"],
   ...["activation", "activation_kept"],
 ];
+const COPY_COSTS = [
+  ...["offload", "load", "recompute", "activation_offloaded", "activation_input"],
+];
 const MOST_RANKS = 100_000;
 
 function require(isRight, problem) {
@@ -38,11 +41,14 @@ function checkPanel(data) {
 function checkCosts(costs, numStages) {
   require(costs !== null && typeof costs === "object", "costs are missing");
   const isCost = (value) => Number.isFinite(value) && value >= 0;
-  for (const name of COST_NAMES) {
+  const given = COPY_COSTS.filter((name) => name in costs);
+  for (const name of [...COST_NAMES, ...given]) {
     const isWhole = Array.isArray(costs[name]) && costs[name].length === numStages;
     const problem = `costs.${name} must be ${numStages} numbers of 0 or more, one for each stage`;
     require(isWhole && costs[name].every(isCost), problem);
   }
+  const isEngine = isCount(costs.ranks_per_engine ?? 1, 1);
+  require(isEngine, "costs.ranks_per_engine is no number of 1 or more");
 }
 
 // Every op stands once, and on the rank that holds its stage.
@@ -65,7 +71,7 @@ function checkCodes(schedule) {
 }
 
 function checkMeasured(schedule, start, end, arrived) {
-  const { numOps, isFirst } = schedule;
+  const { numOps, tracks } = schedule;
   for (const [name, times] of Object.entries({ start, end, arrived })) {
     const problem = `measured.${name} has ${times?.length} times for ${numOps} ops`;
     require(times === null || times.length === numOps, problem);
@@ -73,7 +79,9 @@ function checkMeasured(schedule, start, end, arrived) {
   for (let i = 0; i < numOps; i++) {
     const isTime = Number.isFinite(start[i]) && Number.isFinite(end[i]);
     require(isTime && Math.abs(arrived?.[i] ?? 0) !== Infinity, `op ${i} has no measured time`);
-    const isInOrder = end[i] >= start[i] && (isFirst[i] || start[i] >= end[i - 1]);
-    require(isInOrder, `the measured times of op ${i} fall`);
+    require(end[i] >= start[i], `the measured times of op ${i} fall`);
   }
+  for (const ops of tracks.flat())
+    for (let k = 1; k < ops.length; k++)
+      require(start[ops[k]] >= end[ops[k - 1]], `the measured times of op ${ops[k]} fall`);
 }

@@ -2,7 +2,8 @@
 
 const CAUSES = ["warm-up", "drain", "transfer", "memory limit", "late start"];
 const [WARM_UP, DRAIN, TRANSFER, MEMORY, LATE] = [0, 1, 2, 3, 4];
-const [NOTHING, INPUT, ORDER] = [0, 1, 2];
+const [NOTHING, INPUT, ORDER, LOAD] = [0, 1, 2, 3];
+const COPIES = { [O]: "the copy to the host", [L]: "the copy back" };
 
 function findFacts(schedule, costs, timeline, limits) {
   const facts = { schedule, costs, timeline, limits };
@@ -11,6 +12,7 @@ function findFacts(schedule, costs, timeline, limits) {
   facts.origin = Math.min(...firsts.map((i) => timeline.start[i]));
   facts.finish = Math.max(...lasts.map((i) => timeline.end[i]));
   facts.tiny = 1e-9 * (facts.finish - facts.origin);
+  addTurns(facts);
   addWaits(facts);
   addMemory(facts);
   addIdle(facts);
@@ -29,46 +31,109 @@ function fromZero(time, tiny) {
   return time > tiny ? time : 0;
 }
 
+// What each op comes after, as waits.py: what its rank computed before, what it was busy with
+// before (of a copy, the one before on its engine), and the op whose output it needs.
+function addTurns(facts) {
+  const { schedule, costs, timeline } = facts;
+  const { isFirst, numOps } = schedule;
+  const [computed, turn] = [0, 0].map(() => new Int32Array(numOps).fill(-1));
+  const needs = schedule.needs.slice();
+  let [lastOp, last] = [-1, -1];
+  for (let i = 0; i < numOps; i++) {
+    if (isFirst[i]) [lastOp, last] = [-1, -1];
+    [computed[i], turn[i]] = [lastOp, last];
+    const track = trackOf(schedule, i);
+    if (track === IN) needs[i] = last;
+    if (track === OUT && (last < 0 || timeline.end[i] > timeline.end[last])) last = i;
+    if (track === COMPUTED) lastOp = last = i;
+  }
+  facts.order = orderOfWaits(facts);
+  for (const before of enginesOf(facts))
+    before.forEach((copy, k) => (turn[copy] = k ? before[k - 1] : -1));
+  Object.assign(facts, { computedBefore: computed, turn, needs, shared: costs.ranks_per_engine });
+}
+
+// All ops so that each comes behind what it waits for: O right behind its F.
+function orderOfWaits({ schedule, costs, timeline }) {
+  const { order, needs, numOps } = schedule;
+  if (!schedule.hasCopies) return order;
+  const asked = new Float64Array(numOps);
+  order.forEach((i, k) => (asked[i] = k));
+  for (const tracks of schedule.tracks) for (const i of tracks[OUT]) asked[i] = asked[needs[i]] + 0.5;
+  const begun = (i) => (costs.ranks_per_engine > 1 ? timeline.start[i] : 0);
+  return order.slice().sort((a, b) => begun(a) - begun(b) || asked[a] - asked[b]);
+}
+
+// The copies of every engine, in turn.
+function enginesOf({ schedule, costs, order }) {
+  if (!schedule.hasCopies) return [];
+  const engines = new Map();
+  for (const i of order) {
+    if (!isCopy(schedule, i)) continue;
+    const engine = Math.floor(schedule.ranks[i] / costs.ranks_per_engine);
+    const name = `${engine} ${trackOf(schedule, i)}`;
+    if (!engines.has(name)) engines.set(name, []);
+    engines.get(name).push(i);
+  }
+  return [...engines.values()];
+}
+
 function addWaits(facts) {
   const { schedule, costs, timeline, tiny } = facts;
-  const { needs, ranks, isFirst, numOps } = schedule;
-  for (const name of ["free", "made", "inputThere", "waitForInput", "waitForRank", "late"])
+  const { ranks, loads, numOps } = schedule;
+  for (const name of ["computed", "free", "made", "inputThere", "loaded", "allThere"])
     facts[name] = new Float64Array(numOps);
+  for (const name of ["waitForInput", "waitForRank", "late"]) facts[name] = new Float64Array(numOps);
   facts.waitedFor = new Uint8Array(numOps);
+  const endOf = (i) => (i >= 0 ? timeline.end[i] : facts.origin);
   for (let i = 0; i < numOps; i++) {
-    const start = timeline.start[i];
-    const free = isFirst[i] ? facts.origin : timeline.end[i - 1];
-    const made = needs[i] >= 0 ? timeline.end[needs[i]] : facts.origin;
-    let there = made + travelTime(schedule, costs, i);
-    const travels = needs[i] >= 0 && ranks[needs[i]] !== ranks[i];
-    const measured = timeline.arrived ? timeline.arrived[needs[i]] : NaN;
+    const [start, need, free] = [timeline.start[i], facts.needs[i], endOf(facts.turn[i])];
+    let there = endOf(need) + (isCopy(schedule, i) ? 0 : travelTime(schedule, costs, i));
+    const travels = need >= 0 && ranks[need] !== ranks[i];
+    const measured = timeline.arrived ? timeline.arrived[need] : NaN;
     if (travels && !Number.isNaN(measured) && there > free) there = measured;
+    const loaded = endOf(loads[i]);
+    const all = Math.max(there, loaded);
+    facts.computed[i] = endOf(facts.computedBefore[i]);
     facts.free[i] = free;
-    facts.made[i] = made;
+    facts.made[i] = endOf(need);
     facts.inputThere[i] = there;
-    facts.waitedFor[i] = there - free > tiny ? INPUT : free - there > tiny ? ORDER : NOTHING;
-    facts.waitForInput[i] = fromZero(Math.min(there, start) - free, tiny);
-    facts.waitForRank[i] = fromZero(Math.min(free, start) - there, tiny);
-    facts.late[i] = fromZero(start - Math.max(free, there), tiny);
+    facts.loaded[i] = loaded;
+    facts.allThere[i] = all;
+    const input = loaded > there ? LOAD : INPUT;
+    facts.waitedFor[i] = all - free > tiny ? input : free - all > tiny ? ORDER : NOTHING;
+    facts.waitForInput[i] = fromZero(Math.min(all, start) - free, tiny);
+    facts.waitForRank[i] = fromZero(Math.min(free, start) - all, tiny);
+    facts.late[i] = fromZero(start - Math.max(free, all), tiny);
   }
 }
 
 function addMemory(facts) {
   const { schedule, costs, timeline } = facts;
-  facts.memoryBefore = new Float64Array(schedule.numOps);
-  facts.memoryAfter = new Float64Array(schedule.numOps);
+  for (const name of ["memoryBefore", "memoryAfter", "memoryTimes"])
+    facts[name] = new Float64Array(schedule.numOps);
   facts.peaks = [];
   for (let rank = 0; rank < schedule.numRanks; rank++) {
     let memory = 0;
     let peak = null;
+    let passed = -Infinity;
     for (let i = schedule.offsets[rank]; i < schedule.offsets[rank + 1]; i++) {
       facts.memoryBefore[i] = memory;
-      memory += memoryChange(costs, schedule.kinds[i], schedule.stages[i]);
+      memory += memoryChange(schedule, costs, i);
       facts.memoryAfter[i] = memory;
-      if (!peak || memory > peak.memory) peak = { op: i, memory, start: timeline.start[i] };
+      if (schedule.kinds[i] !== L) passed = Math.max(passed, timeline.end[i]);
+      facts.memoryTimes[i] = memoryTime(schedule, timeline, i, passed);
+      if (!peak || memory > peak.memory) peak = { op: i, memory, start: facts.memoryTimes[i] };
     }
     facts.peaks.push(peak);
   }
+}
+
+// F and R allocate as they start, others free as they end; copies count as the compute passes them.
+function memoryTime(schedule, timeline, i, passed) {
+  if (isCopy(schedule, i)) return passed;
+  const allocates = schedule.kinds[i] === F || schedule.kinds[i] === R;
+  return allocates ? timeline.start[i] : timeline.end[i];
 }
 
 // Whether a forward could have run before an op but for the memory limit, and no W.
@@ -85,7 +150,7 @@ function heldByMemory(facts) {
       waiting -= weightsLeft(schedule.kinds[i]);
       const isThere = forward >= 0 && facts.inputThere[forward] <= facts.free[i] + facts.tiny;
       if (!isThere || waiting !== 0) continue;
-      const needed = facts.memoryBefore[i] + costs.activation[schedule.stages[forward]];
+      const needed = facts.memoryBefore[i] + memoryChange(schedule, costs, forward);
       held[i] = needed > (limits[rank] ?? Infinity) * (1 + 1e-9) ? 1 : 0;
     }
   }
@@ -98,7 +163,7 @@ function weightsLeft(kind) {
 
 function addIdle(facts) {
   const { schedule, timeline } = facts;
-  const { offsets, needs, kinds, stages, numStages } = schedule;
+  const { offsets, kinds, stages, numStages, tracks, loads } = schedule;
   const held = heldByMemory(facts);
   const idle = { start: [], end: [], cause: [], offsets: [0] };
   const add = (start, end, cause) => {
@@ -108,17 +173,22 @@ function addIdle(facts) {
     idle.cause.push(cause);
   };
   const clip = (value, low, high) => Math.min(Math.max(value, low), Math.max(high, low));
+  const waitsFor = (need) => CAUSES.length + kinds[need] * numStages + stages[need];
   for (let rank = 0; rank < schedule.numRanks; rank++) {
     const [first, end] = [offsets[rank], offsets[rank + 1]];
     if (first < end) add(facts.origin, timeline.start[first], WARM_UP);
-    for (let i = first + 1; i < end; i++) {
+    for (const i of tracks[rank][COMPUTED]) {
+      if (i === first) continue;
       const start = timeline.start[i];
-      const made = clip(facts.made[i], facts.free[i], start);
+      const free = clip(facts.free[i], facts.computed[i], start);
+      const made = clip(facts.made[i], free, start);
       const there = clip(facts.inputThere[i], made, start);
-      const waits = CAUSES.length + kinds[needs[i]] * numStages + stages[needs[i]];
-      add(facts.free[i], made, held[i] ? MEMORY : waits);
+      const loaded = clip(facts.loaded[i], there, start);
+      add(facts.computed[i], free, waitsFor(facts.turn[i]));
+      add(free, made, held[i] ? MEMORY : waitsFor(facts.needs[i]));
       add(made, there, TRANSFER);
-      add(there, start, LATE);
+      add(there, loaded, waitsFor(loads[i]));
+      add(loaded, start, LATE);
     }
     if (first < end) add(timeline.end[end - 1], facts.finish, DRAIN);
     idle.offsets.push(idle.start.length);
@@ -130,6 +200,7 @@ function causeName(schedule, cause) {
   if (cause < CAUSES.length) return CAUSES[cause];
   const kind = Math.floor((cause - CAUSES.length) / schedule.numStages);
   const stage = (cause - CAUSES.length) % schedule.numStages;
+  if (kind in COPIES) return `waits for ${COPIES[kind]} of stage ${stage}`;
   return `waits for ${KINDS[kind]} of stage ${stage} on rank ${schedule.stageToRank[stage]}`;
 }
 
@@ -157,39 +228,44 @@ function addSlack(facts) {
 }
 
 function slackUntil(facts, deadline) {
-  const { schedule, timeline } = facts;
-  const { order, needs, isFirst, ranks, numOps } = schedule;
+  const { schedule, timeline, order, turn, needs } = facts;
+  const { loads, isFirst, ranks, numOps } = schedule;
   const latest = new Float64Array(numOps);
   for (let i = 0; i < numOps; i++) latest[i] = deadline(ranks[i]);
+  const lower = (i, time) => {
+    if (i >= 0) latest[i] = Math.min(latest[i], time);
+  };
   for (let k = numOps - 1; k >= 0; k--) {
     const i = order[k];
     const begin = latest[i] - (timeline.end[i] - timeline.start[i]);
-    if (!isFirst[i]) latest[i - 1] = Math.min(latest[i - 1], begin);
-    if (needs[i] < 0) continue;
     const there = Math.min(facts.inputThere[i], timeline.start[i]);
-    const travel = Math.max(there - facts.made[i], 0);
-    latest[needs[i]] = Math.min(latest[needs[i]], begin - travel);
+    lower(needs[i], begin - Math.max(there - facts.made[i], 0));
+    lower(loads[i], begin);
+    if (isCopy(schedule, i)) lower(turn[i], begin);
+    if (trackOf(schedule, i) === OUT) continue;
+    // The compute comes past copies from the op before.
+    for (let place = i; !isFirst[place]; ) {
+      place--;
+      if (trackOf(schedule, place) !== IN) lower(place, begin);
+      if (!isCopy(schedule, place)) break;
+    }
   }
   return latest.map((end, i) => fromZero(end - timeline.end[i], facts.tiny));
 }
 
 function addPath(facts, lasts) {
-  const { schedule, timeline } = facts;
-  const { needs, isFirst, ranks } = schedule;
+  const { schedule, timeline, needs } = facts;
   const path = [];
   let i = lasts.reduce((best, last) => (timeline.end[last] > timeline.end[best] ? last : best));
-  while (i >= 0) {
-    path.push(i);
-    const before = isFirst[i] ? -1 : i - 1;
-    const later = needs[i] >= 0 && (before < 0 || facts.inputThere[i] > facts.free[i]);
-    i = later ? needs[i] : before;
-  }
+  for (; i >= 0; i = latestBefore(facts, i)) path.push(i);
   facts.path = path.reverse();
   let [compute, transfer] = [0, 0];
   facts.path.forEach((op, k) => {
-    compute += timeline.end[op] - timeline.start[op];
+    const lasts = timeline.end[op] - timeline.start[op];
+    if (isCopy(schedule, op)) transfer += lasts;
+    else compute += lasts;
     const previous = facts.path[k - 1];
-    if (k && ranks[previous] !== ranks[op]) {
+    if (k && needs[op] === previous && schedule.ranks[previous] !== schedule.ranks[op]) {
       const there = Math.min(facts.inputThere[op], timeline.start[op]);
       transfer += Math.max(there - timeline.end[previous], 0);
     }
@@ -198,10 +274,18 @@ function addPath(facts, lasts) {
   facts.split = { compute, transfer, wait };
 }
 
+// What an op waited for longest, or -1.
+function latestBefore(facts, i) {
+  const { turn, needs, free, inputThere, loaded } = facts;
+  const times = [[free[i], turn[i]], [inputThere[i], needs[i]], [loaded[i], facts.schedule.loads[i]]];
+  const known = times.filter(([, before]) => before >= 0);
+  return known.reduce((best, each) => (each[0] > best[0] ? each : best), [-Infinity, -1])[1];
+}
+
 // What an op itself lost against the plan: from when it could have started to its end, less the
 // time it was planned to take. Waiting for others is their loss, not its own.
 function lossOf(facts, planned, i) {
-  const ready = Math.max(facts.free[i], facts.inputThere[i]);
+  const ready = Math.max(facts.free[i], facts.allThere[i]);
   const took = facts.timeline.end[i] - Math.min(ready, facts.timeline.start[i]);
   return took - (planned.timeline.end[i] - planned.timeline.start[i]);
 }

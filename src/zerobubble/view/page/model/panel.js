@@ -78,16 +78,22 @@ function describeIdle(panel, run, k, rank) {
 }
 
 function waitText(facts, i, time) {
-  const { schedule } = facts;
+  const { schedule, turn, needs } = facts;
+  const isOnEngine = isCopy(schedule, i);
   if (facts.waitedFor[i] === NOTHING) return "nothing";
   if (facts.waitedFor[i] === ORDER) {
     const early = time(facts.waitForRank[i]);
-    return `its turn after ${opName(schedule, i - 1)}, its input was there ${early} before`;
+    const what = isOnEngine ? "it could have begun" : "its input was there";
+    return `its turn after ${opName(schedule, turn[i])}, ${what} ${early} before`;
   }
-  const need = schedule.needs[i];
+  if (isOnEngine) return `the end of ${opName(schedule, needs[i])}`;
+  const idle = `idle ${time(facts.waitForInput[i])}`;
+  if (facts.waitedFor[i] === LOAD)
+    return `the copy back, ${opName(schedule, schedule.loads[i])}: ${idle}`;
+  const need = needs[i];
   const there = Math.min(facts.inputThere[i], facts.timeline.start[i]);
   const travel = there - Math.max(facts.made[i], facts.free[i]);
   const transfer = travel > facts.tiny ? `, transfer ${time(travel)} of it` : "";
   const from = `${opName(schedule, need)} on rank ${schedule.ranks[need]}`;
-  return `its input from ${from}: idle ${time(facts.waitForInput[i])}${transfer}`;
+  return `its input from ${from}: ${idle}${transfer}`;
 }

@@ -1,8 +1,10 @@
 // What does a panel of the data hold? Its schedule as typed arrays over the ops of all ranks, rank
 // after rank, as Schedule.flat in ir.py, and which op needs which, as graph.py.
 
-const KINDS = ["F", "B", "W", "BW"];
-const [F, B, W, BW] = [0, 1, 2, 3];
+const KINDS = ["F", "B", "W", "BW", "O", "L", "R"];
+const [F, B, W, BW, O, L, R] = [0, 1, 2, 3, 4, 5, 6];
+// What a rank computes, its copies to the host, its copies back: each one after the other.
+const [COMPUTED, OUT, IN] = [0, 1, 2];
 
 function decodeArray(text, Type, name) {
   let characters = "";
@@ -39,6 +41,7 @@ function readSchedule(panel) {
   addFields(schedule);
   addNeeds(schedule);
   addRunOrder(schedule);
+  addTracks(schedule);
   return schedule;
 }
 
@@ -72,6 +75,9 @@ function addNeeds(schedule) {
     return fused >= 0 ? fused : place(B, stage, microbatch);
   };
   const need = (kind, stage, microbatch) => {
+    if (kind === R) return -1;
+    if (kind === L) return place(O, stage, microbatch);
+    if (kind === O) return place(F, stage, microbatch);
     if (kind === W) return place(B, stage, microbatch);
     if (kind === F) return stage > 0 ? place(F, stage - 1, microbatch) : -1;
     return stage < numStages - 1 ? backward(stage + 1, microbatch) : place(F, stage, microbatch);
@@ -79,8 +85,42 @@ function addNeeds(schedule) {
   schedule.place = place;
   schedule.needs = new Int32Array(numOps);
   for (let i = 0; i < numOps; i++) schedule.needs[i] = need(kinds[i], stages[i], microbatches[i]);
-  const missing = schedule.needs.findIndex((need, i) => need < 0 && (kinds[i] !== F || stages[i] > 0));
+  const isInput = (i) => kinds[i] === R || (kinds[i] === F && stages[i] === 0);
+  const missing = schedule.needs.findIndex((need, i) => need < 0 && !isInput(i));
   require(missing < 0, `${missing < 0 || opName(schedule, missing)} needs an op that is missing`);
+  addLoads(schedule);
+}
+
+// The copy back that a backward reads, which stands before it.
+function addLoads(schedule) {
+  const { kinds, stages, microbatches, numOps, place } = schedule;
+  schedule.loads = new Int32Array(numOps).fill(-1);
+  for (let i = 0; i < numOps; i++) {
+    if (kinds[i] !== B && kinds[i] !== BW) continue;
+    const load = place(L, stages[i], microbatches[i]);
+    require(load < i, `${opName(schedule, i)} runs before what it reads is back`);
+    schedule.loads[i] = load;
+  }
+}
+
+function trackOf(schedule, i) {
+  return schedule.kinds[i] === O ? OUT : schedule.kinds[i] === L ? IN : COMPUTED;
+}
+
+function isCopy(schedule, i) {
+  return trackOf(schedule, i) !== COMPUTED;
+}
+
+// For each rank, its ops by track, each in the order of their times: O in that of their forwards.
+function addTracks(schedule) {
+  const { offsets, numRanks, needs } = schedule;
+  schedule.tracks = Array.from({ length: numRanks }, (_, rank) => {
+    const tracks = [[], [], []];
+    for (let i = offsets[rank]; i < offsets[rank + 1]; i++) tracks[trackOf(schedule, i)].push(i);
+    tracks[OUT].sort((a, b) => needs[a] - needs[b]);
+    return tracks.map((ops) => Int32Array.from(ops));
+  });
+  schedule.hasCopies = schedule.tracks.some((tracks) => tracks[OUT].length > 0);
 }
 
 // Ranks run as far as they can; one that has to wait stands in the line of the op it waits for.

@@ -1,9 +1,16 @@
 // When does every op run? As simulate.py: as early as its rank's order and its input allow.
 
 function readCosts(values) {
-  return Object.fromEntries(
-    Object.entries(values).map(([name, numbers]) => [name, Float64Array.from(numbers)]),
+  const { ranks_per_engine: shared = 1, ...given } = values;
+  const none = given.forward.map(() => 0);
+  const all = {
+    ...{ offload: none, load: none, recompute: given.forward },
+    ...{ activation_offloaded: given.activation, activation_input: none, ...given },
+  };
+  const costs = Object.fromEntries(
+    Object.entries(all).map(([name, numbers]) => [name, Float64Array.from(numbers)]),
   );
+  return { ...costs, ranks_per_engine: shared };
 }
 
 // Where no transfer takes time, its factor counts in mean forwards, else it would do nothing.
@@ -13,11 +20,14 @@ function scaleCosts(costs, factors) {
   const meanForward = costs.forward.reduce((sum, value) => sum + value, 0) / costs.forward.length;
   const transfer = hasTransfer ? costs.transfer : costs.forward.map(() => meanForward);
   return {
+    ...costs,
     forward: times(costs.forward, factors.F),
+    recompute: times(costs.recompute, factors.F),
+    offload: times(costs.offload, factors.copy),
+    load: times(costs.load, factors.copy),
     backward_input: times(costs.backward_input, factors.B),
     backward_weight: times(costs.backward_weight, factors.W),
     transfer: times(transfer, factors.comm),
-    activation: costs.activation,
     activation_kept: costs.activation_kept.map((value, stage) =>
       Math.min(value * factors.kept, costs.activation[stage]),
     ),
@@ -25,18 +35,28 @@ function scaleCosts(costs, factors) {
 }
 
 function neutralFactors(costs) {
-  return { F: 1, B: 1, W: 1, comm: costs.transfer.some((value) => value > 0) ? 1 : 0, kept: 1 };
+  return { F: 1, B: 1, W: 1, comm: costs.transfer.some((value) => value > 0) ? 1 : 0, kept: 1, copy: 1 };
 }
 
 function duration(costs, kind, stage) {
   if (kind === F) return costs.forward[stage];
   if (kind === B) return costs.backward_input[stage];
   if (kind === W) return costs.backward_weight[stage];
+  if (kind === O) return costs.offload[stage];
+  if (kind === L) return costs.load[stage];
+  if (kind === R) return costs.recompute[stage];
   return costs.backward_input[stage] + costs.backward_weight[stage];
 }
 
-function memoryChange(costs, kind, stage) {
-  if (kind === F) return costs.activation[stage];
+// What op i adds to the memory of its rank; an F that is run again holds only its input.
+function memoryChange(schedule, costs, i) {
+  const [kind, stage] = [schedule.kinds[i], schedule.stages[i]];
+  const again = costs.activation[stage] - costs.activation_input[stage];
+  const isRepeated = kind === F && schedule.place(R, stage, schedule.microbatches[i]) >= 0;
+  if (kind === R) return again;
+  if (kind === O) return -costs.activation_offloaded[stage];
+  if (kind === L) return costs.activation_offloaded[stage];
+  if (kind === F) return isRepeated ? costs.activation[stage] - again : costs.activation[stage];
   if (kind === B) return costs.activation_kept[stage] - costs.activation[stage];
   return kind === W ? -costs.activation_kept[stage] : -costs.activation[stage];
 }
@@ -49,17 +69,45 @@ function travelTime(schedule, costs, i) {
 }
 
 function simulate(schedule, costs) {
-  const { order, needs, ranks, kinds, stages, numOps } = schedule;
-  const start = new Float64Array(numOps);
-  const end = new Float64Array(numOps);
-  const free = new Float64Array(schedule.numRanks);
-  for (const i of order) {
-    let begin = free[ranks[i]];
-    if (needs[i] >= 0) begin = Math.max(begin, end[needs[i]] + travelTime(schedule, costs, i));
+  const { order } = schedule;
+  const ranks = Array.from({ length: schedule.numRanks }, (_, rank) => rank);
+  const alone = runInOrder(schedule, costs, order, ranks);
+  const shared = costs.ranks_per_engine;
+  if (!schedule.hasCopies || shared === 1) return alone;
+  const turns = order.slice().sort((a, b) => alone.reached[a] - alone.reached[b]);
+  return runInOrder(schedule, costs, turns, ranks.map((rank) => Math.floor(rank / shared)));
+}
+
+// O starts behind its F and holds up the compute that comes to it; L starts as that comes to it.
+function runInOrder(schedule, costs, order, engines) {
+  const { needs, loads, ranks, kinds, stages, microbatches, numOps } = schedule;
+  const [start, end, reached] = [0, 0, 0].map(() => new Float64Array(numOps));
+  const [free, freeOut, freeIn] = [0, 0, 0].map(() => new Float64Array(schedule.numRanks));
+  const run = (i, begin) => {
     start[i] = begin;
-    end[i] = free[ranks[i]] = begin + duration(costs, kinds[i], stages[i]);
+    end[i] = begin + duration(costs, kinds[i], stages[i]);
+    return end[i];
+  };
+  for (const i of order) {
+    const [rank, engine] = [ranks[i], engines[ranks[i]]];
+    let begin = free[rank];
+    reached[i] = begin;
+    if (kinds[i] === O) {
+      free[rank] = Math.max(begin, end[i]);
+      continue;
+    }
+    if (needs[i] >= 0) begin = Math.max(begin, end[needs[i]] + travelTime(schedule, costs, i));
+    if (loads[i] >= 0) begin = Math.max(begin, end[loads[i]]);
+    if (kinds[i] === L) {
+      freeIn[engine] = run(i, Math.max(begin, freeIn[engine]));
+      continue;
+    }
+    reached[i] = begin;
+    free[rank] = run(i, begin);
+    const offload = kinds[i] === F ? schedule.place(O, stages[i], microbatches[i]) : -1;
+    if (offload >= 0) freeOut[engine] = run(offload, Math.max(end[i], freeOut[engine]));
   }
-  return { start, end, arrived: null };
+  return { start, end, arrived: null, reached };
 }
 
 // The numbers that the command line prints, under the names of its --json.
@@ -73,7 +121,7 @@ function summarize(schedule, timeline, facts) {
     if (last < first) continue;
     span = Math.max(span, end[last] - start[first]);
     let sum = 0;
-    for (let i = first; i <= last; i++) sum += end[i] - start[i];
+    for (const i of schedule.tracks[rank][COMPUTED]) sum += end[i] - start[i];
     work = Math.max(work, sum);
   }
   const makespan = facts.finish - facts.origin;

@@ -1,7 +1,8 @@
 // Which colours does the canvas use? Those of the style sheet, as the theme resolves them.
 
 const COLOR_NAMES = [
-  ...["F", "B", "W", "BW", "F-later", "B-later", "W-later", "BW-later", "on-op"],
+  ...KINDS.flatMap((kind) => [kind, `${kind}-later`]),
+  "on-op",
   ...["card", "text", "quiet", "line", "idle", "idle-text", "memory", "limit", "accent"],
 ];
 
@@ -26,9 +27,14 @@ function pixelOf(color) {
   return ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0;
 }
 
-// Readable without colour: F is plain, B leans to the right, W lies flat, BW has both.
+// Readable without colour: F is plain, B leans to the right, W lies flat, BW has both; O stands
+// upright, L does and lies flat, R has dots.
 function hatch(kind, color) {
   if (kind === F) return null;
+  const upright = [[2.5, 0, 2.5, 10], [7.5, 0, 7.5, 10]];
+  if (kind === R) return pattern(color, 0.3, [[1, 2.5, 3, 2.5], [6, 7.5, 8, 7.5]]);
+  if (kind === O) return pattern(color, 0.22, upright);
+  if (kind === L) return pattern(color, 0.22, [...upright, [0, 2.5, 10, 2.5], [0, 7.5, 10, 7.5]]);
   const leaning = kind === W ? [] : [[-2, 8, 8, -2], [3, 13, 13, 3]];
   const flat = kind === B ? [] : [[0, 2.5, 10, 2.5], [0, 7.5, 10, 7.5]];
   return pattern(color, 0.22, [...leaning, ...flat]);

@@ -7,10 +7,10 @@ function drawFrame(scene) {
   context.fillStyle = colors.card;
   context.fillRect(0, 0, layout.width, scene.height);
   for (const row of visibleRows(scene)) {
-    const { runs } = scene.panels[row.panel];
+    const { runs, schedule } = scene.panels[row.panel];
     for (let run = 0; run < runs.length; run++) {
       drawIdle(scene, row, run);
-      drawOps(scene, row, run);
+      schedule.tracks[row.rank].forEach((_, track) => drawOps(scene, row, run, track));
     }
     if (state.memory) drawMemory(scene, row);
   }
@@ -23,7 +23,7 @@ function drawFrame(scene) {
 
 function visibleRows(scene) {
   const [top, bottom] = [scene.scroll + AXIS, scene.scroll + scene.height];
-  return scene.layout.rows.filter((row) => row.y + row.ops + row.memory > top && row.y < bottom);
+  return scene.layout.rows.filter((row) => row.y + row.all + row.memory > top && row.y < bottom);
 }
 
 function drawNames(scene) {
@@ -42,6 +42,7 @@ function drawNames(scene) {
     const name = `rank ${row.rank}`;
     context.fillText(name, hasRuns ? LEFT - 40 : LEFT - 8, y + row.ops / 2 + 0.5);
     if (hasRuns) drawRunNames(scene, row, y);
+    if (row.copies >= 10) drawCopyNames(scene, row, y);
     if (row.memory >= 20) drawMemoryName(scene, row, y);
   }
 }
@@ -54,11 +55,19 @@ function drawRunNames(scene, row, y) {
   context.fillText("run", LEFT - 6, y + (3 * row.ops) / 4);
 }
 
+function drawCopyNames(scene, row, y) {
+  const { context, colors } = scene;
+  context.font = `10px ${scene.fontFamily}`;
+  context.fillStyle = colors.quiet;
+  context.fillText("out", LEFT - 8, y + row.ops + row.copies / 2 + 1);
+  context.fillText("in", LEFT - 8, y + row.ops + row.copies * 1.5 + 1);
+}
+
 function drawMemoryName(scene, row, y) {
   const { context, colors } = scene;
   context.font = `10px ${scene.fontFamily}`;
   context.fillStyle = colors.quiet;
-  context.fillText("memory", LEFT - 8, y + row.ops + row.memory / 2 + 2);
+  context.fillText("memory", LEFT - 8, y + row.all + row.memory / 2 + 2);
 }
 
 function drawTitles(scene) {

@@ -10,13 +10,15 @@ function highlightedOps(scene, number) {
   return panel.runs.map((_, run) => (run === state.selected.run ? ops : []));
 }
 
-// All ops of the microbatch of an op: forwards, then gradients back, then weight gradients.
+// All ops of the microbatch of an op: forwards, then gradients back, then weight gradients; copies
+// and repeated forwards last.
 function wayOfMicrobatch(schedule, op) {
   const microbatch = schedule.microbatches[op];
   const stages = Array.from({ length: schedule.numStages }, (_, stage) => stage);
   const all = (kinds, order) =>
     order.flatMap((stage) => kinds.map((kind) => schedule.place(kind, stage, microbatch)));
   const found = [...all([F], stages), ...all([B, BW], stages.toReversed()), ...all([W], stages)];
+  found.push(...all([O, L, R], stages));
   return found.filter((i) => i >= 0);
 }
 
@@ -41,13 +43,13 @@ function veil(scene, rows) {
   context.globalAlpha = 0.72;
   context.fillStyle = colors.card;
   const width = layout.width - LEFT - RIGHT;
-  for (const row of rows) context.fillRect(LEFT, row.y - scroll, width, row.ops);
+  for (const row of rows) context.fillRect(LEFT, row.y - scroll, width, row.all);
   context.globalAlpha = 1;
 }
 
 function drawHighlighted(scene, panel, run, rows, i) {
   const { context, colors } = scene;
-  const lane = laneOf(rows[panel.schedule.ranks[i]], panel, run);
+  const lane = laneOfOp(rows[panel.schedule.ranks[i]], panel, run, i);
   const box = boxOf(scene, panel, run, lane, i);
   if (box.width <= 0) return;
   drawBox(scene, panel, run, lane, i);
@@ -65,6 +67,7 @@ function drawHighlighted(scene, panel, run, rows, i) {
 function drawConnections(scene, panel, run, rows, ops) {
   const { context, layout, colors, scroll } = scene;
   const { needs, ranks } = panel.schedule;
+  const isOneRow = (i, need) => ranks[need] === ranks[i] && !isCopy(panel.schedule, i);
   const { facts, timeline } = panel.runs[run];
   context.strokeStyle = colors.accent;
   context.lineWidth = 1.25;
@@ -73,13 +76,13 @@ function drawConnections(scene, panel, run, rows, ops) {
   context.rect(LEFT, AXIS, layout.width - LEFT - RIGHT, scene.height);
   context.clip();
   const middle = (i) => {
-    const lane = laneOf(rows[ranks[i]], panel, run);
+    const lane = laneOfOp(rows[ranks[i]], panel, run, i);
     return lane.y + lane.height / 2 - scroll;
   };
   const shown = new Set(ops);
   for (const i of ops) {
     const need = needs[i];
-    if (need < 0 || ranks[need] === ranks[i] || !shown.has(need)) continue;
+    if (need < 0 || isOneRow(i, need) || !shown.has(need)) continue;
     const x0 = xOf(layout, timeline.end[need] - facts.origin);
     const x1 = xOf(layout, timeline.start[i] - facts.origin);
     if (Math.max(x0, x1) < LEFT || Math.min(x0, x1) > layout.width) continue;
@@ -92,7 +95,7 @@ function outline(scene, place, color, width) {
   const { context, layout, panels } = scene;
   const panel = panels[place.panel];
   const rows = layout.rows.filter((row) => row.panel === place.panel);
-  const lane = laneOf(rows[panel.schedule.ranks[place.op]], panel, place.run);
+  const lane = laneOfOp(rows[panel.schedule.ranks[place.op]], panel, place.run, place.op);
   const box = boxOf(scene, panel, place.run, lane, place.op);
   if (box.width <= 0) return;
   context.strokeStyle = color;

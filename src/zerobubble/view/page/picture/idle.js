@@ -18,8 +18,8 @@ function drawIdle(scene, row, run) {
 function visibleIdle(facts, rank, layout) {
   const { idle } = facts;
   const [first, end] = [idle.offsets[rank], idle.offsets[rank + 1]];
-  const low = search(idle.end, first, end, facts.origin + layout.from);
-  const high = search(idle.start, first, end, facts.origin + layout.to);
+  const low = search((k) => idle.end[k], first, end, facts.origin + layout.from);
+  const high = search((k) => idle.start[k], first, end, facts.origin + layout.to);
   return Array.from({ length: Math.max(high - low, 0) }, (_, k) => low + k);
 }
 
@@ -56,7 +56,7 @@ function idleLabels(panel, facts, k) {
   const share = percent((idle.end[k] - idle.start[k]) / (facts.finish - facts.origin), 1);
   const name = causeName(panel.schedule, idle.cause[k]);
   const isWait = idle.cause[k] >= CAUSES.length;
-  const wait = name.replace(/waits for | of stage | on rank .*/g, "");
+  const wait = name.replace(/waits for |the | of stage | on rank .*/g, "");
   const short = isWait ? wait : name.split(" ")[0];
   return [`${name} ${share}`, `${short} ${share}`, share];
 }

@@ -7,7 +7,7 @@ function drawMemory(scene, row) {
   const { facts } = panel.runs[run];
   const top = memoryTop(facts);
   if (row.memory < 4 || !(top > 0)) return;
-  const ground = row.y + row.ops + row.memory - scene.scroll;
+  const ground = row.y + row.all + row.memory - scene.scroll;
   const height = (memory) => Math.max(0, (memory / top) * (row.memory - 3));
   drawCurve(scene, panel, run, row, ground, height);
   const limit = facts.limits?.[row.rank];
@@ -25,11 +25,13 @@ function memoryTop(facts) {
 // Several steps within one pixel are drawn as the highest of them.
 function drawCurve(scene, panel, run, row, ground, height) {
   const { context, layout, colors } = scene;
-  const { facts, timeline } = panel.runs[run];
-  const { kinds } = panel.schedule;
-  const [first, end] = visibleOps(panel, run, row.rank, layout.from, layout.to);
-  if (end <= first) return;
-  let [x, memory] = [LEFT, facts.memoryBefore[first]];
+  const { facts } = panel.runs[run];
+  const [begin, close] = panel.schedule.offsets.slice(row.rank, row.rank + 2);
+  if (begin === close) return;
+  const timeOf = (i) => facts.memoryTimes[i] - facts.origin;
+  const first = search(timeOf, begin, close, layout.from);
+  const end = search(timeOf, first, close, layout.to);
+  let [x, memory] = [LEFT, first > begin ? facts.memoryAfter[first - 1] : 0];
   let [pixel, highest] = [LEFT, memory];
   context.beginPath();
   context.moveTo(LEFT, ground);
@@ -39,8 +41,7 @@ function drawCurve(scene, panel, run, row, ground, height) {
     [pixel, highest] = [to, memory];
   };
   for (let i = first; i < end; i++) {
-    const time = (kinds[i] === F ? timeline.start[i] : timeline.end[i]) - facts.origin;
-    x = Math.min(Math.max(xOf(layout, time), LEFT), layout.width - RIGHT);
+    x = Math.min(Math.max(xOf(layout, timeOf(i)), LEFT), layout.width - RIGHT);
     if (x - pixel >= 1) step(x);
     memory = facts.memoryAfter[i];
     highest = x - pixel < 1 ? Math.max(highest, memory) : memory;
@@ -64,8 +65,7 @@ function drawLimit(scene, y, alpha) {
 
 function drawPeak(scene, facts, peak, y, row) {
   const { context, layout, colors } = scene;
-  const time = facts.schedule.kinds[peak.op] === F ? peak.start : facts.timeline.end[peak.op];
-  const x = xOf(layout, time - facts.origin);
+  const x = xOf(layout, peak.start - facts.origin);
   if (x < LEFT || x > layout.width - RIGHT || row.memory < 8) return;
   context.fillStyle = colors.limit;
   context.beginPath();

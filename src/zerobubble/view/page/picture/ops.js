@@ -1,28 +1,28 @@
-// How are the ops of a rank drawn? Each as a box with its letter, a tick if it takes no time; where boxes would be too narrow,
-// each column of pixels shows which shares of its time F, B and W take.
+// How are the ops of a rank drawn? Each as a box with its letter, a tick if it takes no time; where
+// boxes would be too narrow, each column of pixels shows which shares of its time F, B and W take.
 
 const NARROWEST_BOX = 4;
 
-function drawOps(scene, row, run) {
+function drawOps(scene, row, run, track) {
   const { layout, panels } = scene;
   const panel = panels[row.panel];
-  const lane = laneOf(row, panel, run);
-  const [first, end] = visibleOps(panel, run, row.rank, layout.from, layout.to);
-  if (end <= first) return;
+  const lane = laneOf(row, panel, run, track);
+  const ops = visibleOps(panel, run, row.rank, track, layout.from, layout.to);
+  if (!ops.length) return;
   const { facts, timeline } = panel.runs[run];
-  const left = Math.max(xOf(layout, timeline.start[first] - facts.origin), LEFT);
-  const right = Math.min(xOf(layout, timeline.end[end - 1] - facts.origin), layout.width - RIGHT);
-  const isDense = (right - left) / (end - first) < NARROWEST_BOX;
-  if (isDense) drawDensity(scene, panel, run, lane, first, end);
-  else drawBoxes(scene, panel, run, lane, first, end);
+  const left = Math.max(xOf(layout, timeline.start[ops[0]] - facts.origin), LEFT);
+  const right = Math.min(xOf(layout, timeline.end[ops.at(-1)] - facts.origin), layout.width - RIGHT);
+  const isDense = (right - left) / ops.length < NARROWEST_BOX;
+  if (isDense) drawDensity(scene, panel, run, lane, ops);
+  else drawBoxes(scene, panel, run, lane, ops);
 }
 
 // Those that take no time last, so that the next op does not cover them.
-function drawBoxes(scene, panel, run, lane, first, end) {
+function drawBoxes(scene, panel, run, lane, ops) {
   const { facts, timeline } = panel.runs[run];
   const isTick = (i) => timeline.end[i] - timeline.start[i] <= facts.tiny;
   const ticks = [];
-  for (let i = first; i < end; i++) {
+  for (const i of ops) {
     if (isTick(i)) ticks.push(i);
     else drawBox(scene, panel, run, lane, i);
   }
@@ -70,11 +70,11 @@ function drawLabel(scene, schedule, i, x, y, width, height) {
 }
 
 // Shares of F, B, W and BW, stacked from the top, and the rest idle, in columns of real pixels.
-function drawDensity(scene, panel, run, lane, first, end) {
+function drawDensity(scene, panel, run, lane, ops) {
   const { layout, ratio, context, colors } = scene;
   const columns = Math.ceil((layout.width - LEFT - RIGHT) * ratio);
   const height = Math.max(Math.round(lane.height * ratio), 1);
-  const shares = sharesOfColumns(scene, panel.schedule, panel.runs[run], first, end, columns);
+  const shares = sharesOfColumns(scene, panel.schedule, panel.runs[run], ops, columns);
   const image = context.createImageData(columns, height);
   fillColumns(new Uint32Array(image.data.buffer), shares, columns, height, colors.pixels);
   const y = Math.round((lane.y - scene.scroll) * ratio);
@@ -97,14 +97,14 @@ function fillColumns(pixels, shares, columns, height, colors) {
   }
 }
 
-function sharesOfColumns(scene, schedule, { facts, timeline }, first, end, columns) {
+function sharesOfColumns(scene, schedule, { facts, timeline }, ops, columns) {
   const { layout, ratio } = scene;
   const { kinds } = schedule;
   const { start: starts, end: ends } = timeline;
   const scale = layout.scale * ratio;
   const shift = facts.origin + layout.from;
   const shares = new Float32Array(columns * KINDS.length);
-  for (let i = first; i < end; i++) {
+  for (const i of ops) {
     const from = Math.max((starts[i] - shift) * scale, 0);
     const to = Math.min((ends[i] - shift) * scale, columns);
     for (let column = from | 0; column < to; column++) {
