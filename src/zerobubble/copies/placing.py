@@ -174,8 +174,13 @@ class _Copies:
     def sorted(self) -> "_Copies":
         """Put them in the order of gaps and times; at equal times O frees before L takes."""
         order = np.lexsort((self.turns, self.changes > 0, self.times, self.gaps))
-        fields = (self.codes, self.gaps, self.times, self.changes, self.turns)
-        return _Copies(*(field[order] for field in fields))
+        return _Copies(
+            self.codes[order],
+            self.gaps[order],
+            self.times[order],
+            self.changes[order],
+            self.turns[order],
+        )
 
 
 def _copies(schedule: Schedule, its: Pairs, offload_end: Floats, load_start: Floats) -> _Copies:
