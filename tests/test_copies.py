@@ -201,3 +201,14 @@ def test_a_ratio_needs_positive_numbers(wrong):
         values[place] = wrong
         with pytest.raises(UsageError, match="must be positive"):
             offload_to_compute_ratio(*values)
+
+
+def test_copies_back_that_start_together_go_in_the_order_of_the_backwards():
+    """That of stage 1 takes no time, and BW of stage 1 begins at 2; that of stage 0 ends at 4."""
+    order = [*(F(s, 0) for s in range(4)), *(BW(s, 0) for s in (3, 2, 1, 0))]
+    schedule = Schedule.from_ops("mine", looped(1, 4), 1, [order])
+    forward, backward, size, none = [0, 0, 0, 2], [0, 2, 0, 0], [1, 2, 1, 1], [0] * 4
+    costs = Costs(forward, backward, none, none, size, size, load=[4, 0, 0, 0])
+    copied = with_copies(schedule, costs)
+    assert copied.has(Kind.L).reshape(-1).tolist()[:2] == [True, True]
+    assert simulate(copied, costs).span == 4

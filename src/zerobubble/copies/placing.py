@@ -6,7 +6,7 @@ it, the compute passes the O of earlier microbatches first, and waits for them (
 section 3).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -159,17 +159,28 @@ def _place_as_planned(its: Pairs, plan: Plan, start: Floats, end: Floats, slack:
 
 @dataclass(frozen=True)
 class _Copies:
-    """The copies of a rank: their codes, gaps, times in the gap, and what they add to memory."""
+    """The copies of a rank: their codes, gaps, times in the gap, and what they add to memory.
+
+    ``turns`` are the places of F for O and of B for L: so copies of one direction follow each other
+    where their times are equal.
+    """
 
     codes: Codes
     gaps: Codes
     times: Floats
     changes: Floats
+    turns: Codes
 
     def sorted(self) -> "_Copies":
         """Put them in the order of gaps and times; at equal times O frees before L takes."""
-        order = np.lexsort((self.changes, self.times, self.gaps))
-        return _Copies(self.codes[order], self.gaps[order], self.times[order], self.changes[order])
+        order = np.lexsort((self.turns, self.changes > 0, self.times, self.gaps))
+        return _Copies(
+            self.codes[order],
+            self.gaps[order],
+            self.times[order],
+            self.changes[order],
+            self.turns[order],
+        )
 
 
 def _copies(schedule: Schedule, its: Pairs, offload_end: Floats, load_start: Floats) -> _Copies:
@@ -181,6 +192,7 @@ def _copies(schedule: Schedule, its: Pairs, offload_end: Floats, load_start: Flo
         np.concatenate([its.offload[moved], its.load[moved]]),
         np.concatenate([offload_end[moved], load_start[moved]]),
         np.concatenate([-sizes, sizes]),
+        np.concatenate([its.forward[moved], its.backward[moved]]),
     )
 
 
@@ -191,5 +203,5 @@ def _inserted(order: Codes, changes: Floats, copies: _Copies, limit: float) -> C
     gaps = np.insert(np.arange(len(order)), copies.gaps, copies.gaps)
     is_tight = np.isin(copies.gaps, gaps[held > limit]) & (copies.changes < 0)
     times = np.where(is_tight, -np.inf, copies.times)
-    copies = _Copies(copies.codes, copies.gaps, times, copies.changes).sorted()
+    copies = replace(copies, times=times).sorted()
     return np.insert(order, copies.gaps, copies.codes)
