@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.strategies import costs_for, measured_runs, schedules
 from zerobubble.costs import Costs
-from zerobubble.ir import Kind, linear
+from zerobubble.ir import BW, F, Kind, L, O, R, Schedule, linear
 from zerobubble.schedules import build
 from zerobubble.simulate import Timeline, simulate
 from zerobubble.view.svg import draw_svg
@@ -204,3 +204,20 @@ def test_ranks_beyond_what_fits_are_named_now_and_then():
     names = [t.text for t in root.iter(f"{SVG}text") if (t.text or "").startswith("rank ")]
     assert names[:3] == ["rank 0", "rank 4", "rank 8"]
     assert float(root.get("height")) < 1400
+
+
+def test_copies_lie_in_lower_rows_beneath_their_rank():
+    ops = [F(0, 0), O(0, 0), F(0, 1), R(0, 1), L(0, 0), BW(0, 0), BW(0, 1)]
+    schedule = Schedule.from_ops("mine", linear(1), 2, [ops])
+    timeline = simulate(schedule, Costs.uniform(1).with_bandwidth(0.5))
+    root = parse(timeline)
+    found = [rects(root.find(f".//g[@id='rank0{name}']", NS)) for name in ("", "out", "in")]
+    computed, ((x, y, width, height, fill),), (back,) = found
+    assert [fill for *_, fill in computed] == [
+        f"url(#{kind}0)" for kind in ("F", "F", "R", "BW", "BW")
+    ]
+    assert (fill, back[-1]) == ("url(#O0)", "url(#L0)")
+    scale = 886 / timeline.makespan
+    np.testing.assert_allclose((x, width), (58 + scale, 2 * scale), atol=0.01)
+    assert computed[0][1] + computed[0][3] < y < y + height < back[1]
+    assert height == pytest.approx(0.6 * computed[0][3])
