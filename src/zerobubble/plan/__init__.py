@@ -13,6 +13,7 @@ from zerobubble.profile import Profile
 
 if TYPE_CHECKING:
     from zerobubble.plan.placing import Placements
+    from zerobubble.search.relief import Offload, Recompute
 
 __all__ = ["Forecast", "Plan", "make_plan"]
 
@@ -27,8 +28,8 @@ def make_plan(
     validate: str = "post",
     effort: str = "quick",
     schedule: str | None = None,
-    offload: str = "off",
-    recompute: str = "off",
+    offload: "Offload" = "off",
+    recompute: "Recompute" = "off",
 ) -> Plan:
     """Plan how to train a profiled model: partition, placement, microbatch size and schedule.
 

@@ -12,6 +12,7 @@ from zerobubble.plan.task import Task
 from zerobubble.profile import Profile
 from zerobubble.schedules.registry import LARGEST_SIZE
 from zerobubble.search.effort import effort_named
+from zerobubble.search.relief import Offload, Recompute
 from zerobubble.verify import limits_of_ranks
 
 
@@ -22,8 +23,8 @@ def read_task(
     memory: ArrayLike | None,
     validate: str,
     effort: str,
-    offload: str,
-    recompute: str,
+    offload: Offload,
+    recompute: Recompute,
 ) -> Task:
     """Check what is to be planned; arguments and errors as for ``zerobubble.plan.make_plan``."""
     if not isinstance(profile, Profile):

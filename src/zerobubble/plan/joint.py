@@ -26,6 +26,7 @@ from zerobubble.plan.shortage import shortage
 from zerobubble.plan.task import Candidate, better
 from zerobubble.profile import Profile
 from zerobubble.search.effort import EFFORTS
+from zerobubble.search.relief import Offload, Recompute
 
 
 def plan_jointly(
@@ -38,8 +39,8 @@ def plan_jointly(
     validate: str,
     effort: str,
     schedule: str | None,
-    offload: str,
-    recompute: str,
+    offload: Offload,
+    recompute: Recompute,
 ) -> Plan:
     """Make a plan; arguments and errors as for ``zerobubble.plan.make_plan``."""
     task = read_task(profile, num_ranks, batch_size, memory, validate, effort, offload, recompute)

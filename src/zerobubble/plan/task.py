@@ -13,6 +13,7 @@ from zerobubble.plan.forecast import costs_of, guessing_ranks, step_ms
 from zerobubble.plan.pace import Pace
 from zerobubble.profile import LayerCosts, Profile
 from zerobubble.search.problem import Objective
+from zerobubble.search.relief import Offload, Recompute
 
 # A rank may exceed its memory by this share, as in ``verify``.
 TOLERANCE = 1e-9
@@ -72,8 +73,8 @@ class Task:
     memory: Floats
     validate: str
     effort: str
-    offload: str = "off"
-    recompute: str = "off"
+    offload: Offload = "off"
+    recompute: Recompute = "off"
 
     @property
     def is_relieved(self) -> bool:
