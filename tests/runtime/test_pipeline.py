@@ -10,7 +10,7 @@ from tests.dist import models
 from tests.dist.cases import NAMES, placed
 from zerobubble import Pipeline, ScheduleError, UsageError, build
 from zerobubble.errors import PipelineError
-from zerobubble.ir import BW, B, F, Schedule, W, linear
+from zerobubble.ir import BW, B, F, Placement, Schedule, W, linear
 
 
 @pytest.fixture(autouse=True)
@@ -260,3 +260,26 @@ def test_an_optimizer_goes_on_from_its_state():
     plain = pipeline().optimizer(torch.optim.AdamW, lr=0.1)
     with pytest.raises(UsageError, match="is of an optimizer with other parameters"):
         plain.load_state_dict(opt.state_dict())
+
+
+class _Exponential(nn.Module):
+    """Needs its own output for its gradient."""
+
+    def forward(self, x):
+        return x.exp()
+
+
+class _Doubled(nn.Module):
+    """Writes over its input."""
+
+    def forward(self, x):
+        return x.mul_(2)
+
+
+def test_a_stage_that_overwrites_what_the_one_before_needs_is_an_error_as_in_one_graph():
+    layers = [nn.Linear(4, 4), _Exponential(), _Doubled(), nn.Linear(4, 1)]
+    ops = [F(0, 0), F(1, 0), BW(1, 0), BW(0, 0)]
+    schedule = Schedule.from_ops("mine", Placement((0, 0)), 1, [ops])
+    pipe = Pipeline(layers, schedule, nn.functional.mse_loss)
+    with pytest.raises(PipelineError, match=r"BW0 of stage 0.*modified by an inplace operation"):
+        pipe.step(torch.ones(2, 4), torch.ones(2, 1))

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge, get_gradient_edge, increment_version
 
 from zerobubble.autograd import WeightQueue, deferring
 from zerobubble.errors import UsageError
@@ -86,6 +86,7 @@ class Stage:
         self._sizes: Sequence[int] = ()
         self._keywords: Sequence[dict[str, Any]] = ()
         self._inputs: dict[int, tuple[list[Tensor], Any]] = {}
+        self._entered: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self._outputs: dict[int, tuple[list[Tensor], Layout]] = {}
         self._edges: dict[int, list[GradientEdge]] = {}
         self._gradients: dict[int, list[Tensor]] = {}
@@ -106,6 +107,10 @@ class Stage:
                 tensor.requires_grad_(spec.requires_grad)
             leaves = [tensor for tensor in tensors if tensor.requires_grad]
             entered = [enter(tensor) if tensor.requires_grad else tensor for tensor in tensors]
+            pairs = zip(tensors, entered, strict=True)
+            self._entered[microbatch] = [
+                (leaf, alias) for leaf, alias in pairs if leaf is not alias
+            ]
         self._inputs[microbatch] = (leaves, layout.build(entered))
 
     def give_batch(self, microbatches: list[Any]) -> None:
@@ -146,10 +151,20 @@ class Stage:
         deferring = self._deferring(microbatch, new=True)
         with self.autocast(), watching, deferring, self.recomputing():
             output = self.module(given.value, **given.keywords)
+            self._tell_changed_inputs(microbatch)
             if self.loss_fn is None:
                 return output, None
             loss = self.loss_fn(output, given.targets[0])
             return self._part_of_batch(loss, microbatch), loss.detach()
+
+    def _tell_changed_inputs(self, microbatch: int) -> None:
+        """Let autograd know what F has changed in place: on this rank, another stage may need it.
+
+        Aliases have version counters of their own, and leaves those of the other stage's output.
+        """
+        for leaf, alias in self._entered.get(microbatch, ()):
+            if alias._version:
+                increment_version(leaf)
 
     def _watching(self, microbatch: int, given: _Given) -> AbstractContextManager[Any]:
         """Watch what the graph saves and, if the microbatch is offloaded, put it into a parcel."""
@@ -251,6 +266,7 @@ class Stage:
     def take_input_gradients(self, microbatch: int) -> list[Tensor]:
         """Hand out the gradients of the inputs, once; zeros for an input that was not used."""
         leaves, _ = self._inputs.pop(microbatch)
+        self._entered.pop(microbatch, None)
         return [
             torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.contiguous()
             for leaf in leaves
@@ -279,6 +295,7 @@ class Stage:
             parcel.abandon()
         for held in (
             self._inputs,
+            self._entered,
             self._outputs,
             self._edges,
             self._gradients,
