@@ -20,7 +20,7 @@ from zerobubble.plan.forecast import forecast
 from zerobubble.plan.moving import improve
 from zerobubble.plan.names import bytes_up
 from zerobubble.plan.placing import Placements
-from zerobubble.plan.planner import Choice, Planner
+from zerobubble.plan.planner import Choice, Planner, merit
 from zerobubble.plan.reasons import GIB, reasons
 from zerobubble.plan.shortage import shortage
 from zerobubble.plan.task import Candidate, better
@@ -48,8 +48,7 @@ def plan_jointly(
     planner = Planner(task, schedule)
     choices = [(size, place) for size in sizes for place in planner.placements(placements)]
     quick = planner.with_effort(next(iter(EFFORTS)))
-    starts = quick.starts(choices)
-    found = quick.improve_best(starts)
+    starts, found = _start(quick, choices)
     for more in _efforts_above_quick(planner):
         found = planner.with_effort(more).deepen(starts, found)
     if not found:
@@ -57,6 +56,27 @@ def plan_jointly(
     if not found[0].fits:
         raise _schedule_shortage(planner, choices, found[0])
     return _plan(planner, choices, starts, [each for each in found if each.fits])
+
+
+def _start(
+    planner: Planner, choices: Sequence[Choice]
+) -> tuple[dict[Choice, Candidate], list[Candidate]]:
+    """Plan with the least effort: starts, and candidates with the best first.
+
+    What is free to stay on the device is planned without offload and recompute first.
+    """
+    task = planner.task
+    if not task.is_relieved or task.offload == "all" or task.recompute == "full":
+        starts = planner.starts(choices)
+        return starts, planner.improve_best(starts)
+    plain = planner.plain
+    without = plain.starts(choices)
+    found = plain.improve_best(without)
+    starts = planner.relieve(without, choices)
+    changed = {
+        choice: start for choice, start in starts.items() if start is not without.get(choice)
+    }
+    return starts, sorted([*planner.improve_best(changed), *found], key=merit)
 
 
 def _efforts_above_quick(planner: Planner) -> list[str]:

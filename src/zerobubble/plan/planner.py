@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from zerobubble.costs import Floats
 from zerobubble.errors import UsageError
@@ -22,6 +23,9 @@ from zerobubble.schedules.registry import parse_spec
 _NUM_IMPROVED = 4
 # So many of the best are given more effort, each search of which takes long.
 _NUM_DEEPENED = 2
+# With offload and recompute, which take longer: so many choices that fit without, and as many that
+# do not.
+_NUM_RELIEVED = 2
 
 Choice = tuple[int, Placement]
 
@@ -48,6 +52,33 @@ class Planner:
         if asked and place not in placements_to_try(task.profile.num_layers, task.num_ranks, asked):
             raise UsageError(f"{self.schedule} has placement {place}: leave out the placement")
         return placements_to_try(task.profile.num_layers, task.num_ranks, place)
+
+    @property
+    def plain(self) -> "Planner":
+        """The same without offload and recompute."""
+        return replace(self, task=replace(self.task, offload="off", recompute="off"))
+
+    def relieve(
+        self, starts: dict[Choice, Candidate], choices: Sequence[Choice]
+    ) -> dict[Choice, Candidate]:
+        """Start anew with offload and recompute where that promises most.
+
+        Args:
+            starts: without either, for the choices that fit so.
+            choices: all of them; of those that do not fit, the first ones with the least work do.
+        """
+        fitting = sorted((c for c in choices if c in starts), key=lambda c: merit(starts[c]))
+        others = sorted((c for c in choices if c not in starts), key=self._least_ms)
+        relieved = [(choice, self.start(*choice)) for choice in fitting[:_NUM_RELIEVED]]
+        tried = ((choice, self.start(*choice)) for choice in others)
+        relieved += islice((pair for pair in tried if pair[1] is not None), _NUM_RELIEVED)
+        best = {choice: better(starts.get(choice), start) for choice, start in relieved}
+        return starts | {choice: start for choice, start in best.items() if start is not None}
+
+    def _least_ms(self, choice: Choice) -> float:
+        """Give a time that no step of a choice can beat: the mean work of a rank."""
+        task, (size, _) = self.task, choice
+        return float(task.tables(size).least_work[0, -1]) * task.num_microbatches(size)
 
     def start(self, microbatch_size: int, placement: Placement) -> Candidate | None:
         """Balance the layers and find the best schedule for that, if any fits."""
