@@ -81,7 +81,7 @@ def run_order(schedule: Schedule) -> Codes:
     waiting = np.full(schedule.num_codes, _NOBODY, dtype=np.int32)
     behind = np.arange(schedule.num_ranks, dtype=np.int32) - 1
     tables = (codes, offsets, needs, positions, order_of_all, waiting, behind)
-    num_done = _run(*tables, work=len(codes))
+    num_done = _run(*tables, work=len(codes), adds_up=True)
     if num_done < len(codes):
         stops = (positions - offsets[:-1]).tolist()
         raise ScheduleError(f"{schedule.name}: {_explain_stop(schedule, needs, stops)}")

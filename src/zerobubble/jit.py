@@ -29,10 +29,18 @@ class Hot:
         self._work_so_far = 0
         self.__doc__ = function.__doc__
 
-    def __call__(self, *arguments: Any, work: int = 0) -> Any:
-        """Run it; ``work`` is about the number of steps of its innermost loop."""
-        self._work_so_far += work
-        if self._work_so_far >= SMALLEST_COMPILED_WORK and _can_compile():
+    def __call__(self, *arguments: Any, work: int = 0, adds_up: bool = False) -> Any:
+        """Run it.
+
+        Args:
+            arguments: of the function.
+            work: about the number of steps of its innermost loop, in this call or, where a caller
+                knows that more will follow, in all of them.
+            adds_up: whether the work of such calls counts together.
+        """
+        if adds_up:
+            work = self._work_so_far = self._work_so_far + work
+        if work >= SMALLEST_COMPILED_WORK and _can_compile():
             return self.compiled(*arguments)
         return self._run_in_python(arguments)
 

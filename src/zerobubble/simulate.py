@@ -174,7 +174,7 @@ def simulate(schedule: Schedule, costs: Costs) -> Timeline:
         _run_with_copies(schedule, costs, order, tables, start, end)
     else:
         free = np.zeros(schedule.num_ranks)
-        run_in_order(order, *tables, free, start, end, work=len(order))
+        run_in_order(order, *tables, free, start, end, work=len(order), adds_up=True)
     return Timeline(
         schedule,
         costs,
@@ -232,7 +232,7 @@ def _run_with_copies(
         free = np.zeros(schedule.num_ranks)
         run_beside_copies(
             turn, *tables, free, engines, free_out, free_in, is_offloaded, is_loaded,
-            pair, reached, start, end, work=len(order),
+            pair, reached, start, end, work=len(order), adds_up=True,
         )  # fmt: skip
         if costs.ranks_per_engine == 1:
             return

@@ -54,9 +54,18 @@ def planned(
     slack = ROUNDING * float(end.max(initial=0.0))
     for ready in (offload_end.copy(), offload_end):
         loads = (engines, deadlines, costs.load[rows], ready - slack, is_moved, load_start)
-        _plan_loads(by_backward, *loads, np.full(schedule.num_ranks, np.inf), work=pair)
+        _plan_loads(
+            by_backward, *loads, np.full(schedule.num_ranks, np.inf), work=pair, adds_up=True
+        )
         offloads = (engines, end[:pair], costs.offload[rows], load_start + slack, is_moved)
-        _plan_offloads(by_forward, *offloads, offload_end, np.zeros(schedule.num_ranks), work=pair)
+        _plan_offloads(
+            by_forward,
+            *offloads,
+            offload_end,
+            np.zeros(schedule.num_ranks),
+            work=pair,
+            adds_up=True,
+        )
     waits = is_shared * costs.offload.max()
     return Plan(is_moved.astype(bool), offload_end + waits, load_start)
 

@@ -80,14 +80,14 @@ def draw(frontier: Frontier, width: int = 80, height: int = 16, color: bool = Fa
     >>> from zerobubble.search import frontier
     >>> found = frontier(Costs.of_ranks, 2, 4, memory=(2, 4))
     >>> print(draw(found, width=50, height=8))
-     20% |f                                       c
+     20% |h                                       g
          |
-         |g
-     11% |i         d                             a
-         |Lk             j
+         |i
+     11% |k         c                             a
+         |Lm             l
          |
-      3% |Oeh       b
-      0% |VWm                 LVOWl               LVOW
+      3% |Odej      b
+      0% |VWo                 LVOWn               LVOW
          +--------------------------------------------
           2                   3                   4
     L linear  V v  O looped:2  W wave:4
