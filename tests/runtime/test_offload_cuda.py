@@ -147,7 +147,6 @@ def runs():
         ratio = with_offload.ratio()
         if ratio <= LARGEST_RATIO:
             break
-        del with_offload
     else:
         pytest.skip(f"copies take {ratio:.2f} of the compute on this device")
     yield with_offload, warmed_up(plain(), size)
