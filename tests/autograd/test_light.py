@@ -1,6 +1,7 @@
 """Does B compute norms, activations and dropout again with the same bits, and what is kept?"""
 
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -16,10 +17,10 @@ from zerobubble import Pipeline, build
 from zerobubble.autograd import (
     WeightQueue,
     deferring,
-    light,
     ready_to_recompute_light,
     recomputing_light,
 )
+from zerobubble.autograd.light import _patches
 
 NUM_MICROBATCHES = 3
 HEADS = 4
@@ -409,11 +410,14 @@ def test_blocks_inside_of_ready_leave_the_functions_replaced():
 
 def test_a_step_of_a_pipeline_replaces_functions_once(monkeypatch):
     calls = []
+
+    def note(name, run):
+        calls.append(name)
+        run()
+
     for name in ("apply", "restore"):
-        original = getattr(light._patches, name)
-        monkeypatch.setattr(
-            light._patches, name, lambda name=name, run=original: (calls.append(name), run())
-        )
+        original = getattr(_patches, name)
+        monkeypatch.setattr(_patches, name, partial(note, name, original))
     layers = [nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4)]
     schedule = build("1f1b", num_ranks=1, num_microbatches=3)
     for recompute, expected in (("light", ["apply", "restore"]), ("off", [])):

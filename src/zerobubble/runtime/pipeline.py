@@ -1,7 +1,7 @@
 """What does a user hold? A Pipeline: layers and a schedule in, training steps out."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -43,7 +43,7 @@ from zerobubble.verify import verify
 
 _BETWEEN = "what comes between steps"
 # Around the forward of a stage, and around a whole step.
-_RECOMPUTING = {
+_RECOMPUTING: dict[str, tuple[Callable[[], AbstractContextManager[Any]], ...]] = {
     "off": (nullcontext, nullcontext),
     "light": (recomputing_light, ready_to_recompute_light),
 }
