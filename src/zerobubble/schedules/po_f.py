@@ -9,10 +9,12 @@ from zerobubble.schedules.registry import schedule
 
 @schedule("po-f", placement=looped, paper="arXiv 2503.01328, section 3.3")
 def po_f(*, num_ranks: int, num_microbatches: int, v: int = 2, costs: Costs) -> Schedule:
-    """Offload all stages of GIS-H: memory of about four stages, at any number of ranks.
+    """Offload all stages of GIS-H: memory of a few stages, at any number of ranks.
 
-    Each W follows its B, and frees what the B has left. Four stages are held where the copies take
-    as long as the compute; by default they take no time, and one is held.
+    Each W follows its B, and frees what the B has left. One stage is held where copies take no
+    time, as by default, and three where each takes half of F, B and W. With slower ones more and
+    more forwards of the warm-up wait for their copies: as many as there are ranks, if a copy takes
+    as long as F, B and W.
 
     >>> from zerobubble import Costs, build, simulate
     >>> from zerobubble.view.text import draw
