@@ -19,6 +19,7 @@ whose options ``--help`` tells.
     instances.py       the random instances
     exactness.py       small instances: does the search find the optimum that a solver proves?
     exact.py           the model for the solver
+    offload.py         memory with offload, counted and simulated, and what a step takes
     page.py            seconds to open the page, and frames while it pans
     screenshots.py     the pictures of docs/view.md
 """

@@ -1,6 +1,7 @@
 """Does B compute norms, activations and dropout again with the same bits, and what is kept?"""
 
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +13,14 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
-from zerobubble.autograd import WeightQueue, deferring, recomputing_light
+from zerobubble import Pipeline, build
+from zerobubble.autograd import (
+    WeightQueue,
+    deferring,
+    ready_to_recompute_light,
+    recomputing_light,
+)
+from zerobubble.autograd.light import _patches
 
 NUM_MICROBATCHES = 3
 HEADS = 4
@@ -386,6 +394,37 @@ def test_every_function_is_put_back():
         inside = [getattr(*site) for site in sites]
     assert all(a is not b for a, b in zip(before, inside, strict=True))
     assert before == [getattr(*site) for site in sites]
+
+
+def test_blocks_inside_of_ready_leave_the_functions_replaced():
+    original = F.gelu
+    with ready_to_recompute_light():
+        ready = F.gelu
+        for _ in range(2):
+            with recomputing_light():
+                assert F.gelu is ready
+            assert F.gelu is ready
+    assert ready is not original
+    assert F.gelu is original
+
+
+def test_a_step_of_a_pipeline_replaces_functions_once(monkeypatch):
+    calls = []
+
+    def note(name, run):
+        calls.append(name)
+        run()
+
+    for name in ("apply", "restore"):
+        original = getattr(_patches, name)
+        monkeypatch.setattr(_patches, name, partial(note, name, original))
+    layers = [nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4)]
+    schedule = build("1f1b", num_ranks=1, num_microbatches=3)
+    for recompute, expected in (("light", ["apply", "restore"]), ("off", [])):
+        calls.clear()
+        pipe = Pipeline(layers, schedule, nn.functional.mse_loss, recompute=recompute)
+        pipe.step(torch.ones(3, 4), torch.ones(3, 4))
+        assert calls == expected
 
 
 @pytest.mark.parametrize("name", ["gpt_dropout", "llama", "autocast", "checkpoint"])

@@ -9,7 +9,7 @@ import torch
 from tests.dist.harness import launch, values
 from tests.runtime.test_emulate import StandingHost
 from tests.strategies import random_schedule, with_random_copies
-from zerobubble import Costs, build, simulate
+from zerobubble import Costs, build, search, simulate
 from zerobubble.ir import Placement
 from zerobubble.runtime.emulate import Device, emulated_batch
 from zerobubble.runtime.emulated_copies import emulated_pipeline
@@ -58,6 +58,32 @@ def test_times_on_the_device_clock_are_the_simulated_ones(num_ranks):
         for rank, found in enumerate(of_ranks):
             times = np.column_stack((expected.start[rank], expected.end[rank]))
             np.testing.assert_array_equal(found[number], times, err_msg=f"{schedule} rank {rank}")
+
+
+def searched(num_ranks):
+    """Search with offload in a quarter of the memory of 1F1B, with times in quarters."""
+
+    def costs(placement):
+        of_ranks = Costs.of_ranks(placement, f=8, b=8, w=4, transfer=0.25)
+        return of_ranks.with_bandwidth(1 / 16)
+
+    memory, num_microbatches = num_ranks / 4, 2 * num_ranks
+    options = {"effort": "quick", "offload": "auto"}
+    found = search(costs, num_ranks, num_microbatches, memory, "looped:4", **options)
+    assert found.offloaded_stages
+    assert found.timeline.peak_memory <= memory
+    return found.schedule, found.timeline.costs
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_a_searched_schedule_with_offload_takes_the_simulated_times(num_ranks):
+    schedule, costs = searched(num_ranks)
+    expected = simulate(schedule, costs)
+    for rank, (found,) in enumerate(
+        values(launch(device_times, num_ranks, [(schedule, costs)]))
+    ):
+        times = np.column_stack((expected.start[rank], expected.end[rank]))
+        np.testing.assert_array_equal(found, times, err_msg=f"rank {rank}")
 
 
 def measured(rank, schedule, costs):

@@ -24,7 +24,7 @@ the :class:`WeightQueue` (W) whenever it suits: the gradients are those of a pla
 
 from zerobubble.autograd.data_parallel import gradient_sync_at_end
 from zerobubble.autograd.intercept import current_queue, deferring, ready_to_defer
-from zerobubble.autograd.light import recomputing_light
+from zerobubble.autograd.light import ready_to_recompute_light, recomputing_light
 from zerobubble.autograd.native import build_native
 from zerobubble.autograd.queue import WeightQueue
 from zerobubble.autograd.report import SplitReport, split_report
@@ -39,6 +39,7 @@ __all__ = [
     "deferring",
     "gradient_sync_at_end",
     "ready_to_defer",
+    "ready_to_recompute_light",
     "recomputing_light",
     "split_report",
     "splitting",

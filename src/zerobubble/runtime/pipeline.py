@@ -1,14 +1,14 @@
 """What does a user hold? A Pipeline: layers and a schedule in, training steps out."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from zerobubble.autograd import ready_to_defer, recomputing_light
+from zerobubble.autograd import ready_to_defer, ready_to_recompute_light, recomputing_light
 from zerobubble.costs import Costs
 from zerobubble.errors import PipelineError, UsageError
 from zerobubble.ir import Schedule
@@ -42,7 +42,11 @@ from zerobubble.simulate import Timeline
 from zerobubble.verify import verify
 
 _BETWEEN = "what comes between steps"
-_RECOMPUTING = {"off": nullcontext, "light": recomputing_light}
+# Around the forward of a stage, and around a whole step.
+_RECOMPUTING: dict[str, tuple[Callable[[], AbstractContextManager[Any]], ...]] = {
+    "off": (nullcontext, nullcontext),
+    "light": (recomputing_light, ready_to_recompute_light),
+}
 
 
 class Pipeline:
@@ -110,6 +114,7 @@ class Pipeline:
         given = unpack(layers, schedule, loss_fn, layers_per_stage, tied)
         self.layers_of_stage = given.layers_of_stage
         self._failure: PipelineError | None = None
+        self._ready_to_recompute = _RECOMPUTING[recompute][1]
         self.device = find_device(device)
         placement, programs = given.schedule.placement, lower(given.schedule)
         self._transport = Transport(self.device, placement.num_ranks, pairs(programs), timeout)
@@ -163,7 +168,7 @@ class Pipeline:
             loss_fn=given.loss_fn if number == given.schedule.num_stages - 1 else None,
             sums_losses=loss_reduction == "sum",
             autocast=build_autocast(self.device, autocast),
-            recomputing=_RECOMPUTING[recompute],
+            recomputing=_RECOMPUTING[recompute][0],
             ledger=self.ledger,
             randomness=self._randomness,
             offloading=self.offloading,
@@ -305,7 +310,7 @@ class Pipeline:
             optimizer.agreement.expect()
         splits = any(stage.splits_backward for stage in self.stages.values())
         deferring = ready_to_defer() if splits else nullcontext()
-        with deferring, self._randomness.of_step(self.num_steps):
+        with deferring, self._ready_to_recompute(), self._randomness.of_step(self.num_steps):
             return self._run(self._running.training, x, y, keywords, "train")
 
     @torch.no_grad()

@@ -9,24 +9,30 @@ from zerobubble.schedules.registry import schedule
 
 @schedule("po-f", placement=looped, paper="arXiv 2503.01328, section 3.3")
 def po_f(*, num_ranks: int, num_microbatches: int, v: int = 2, costs: Costs) -> Schedule:
-    """Offload all stages of GIS-H: memory of about four stages, at any number of ranks.
+    """Offload all stages of GIS-H: memory of a few stages, at any number of ranks.
 
-    Each W follows its B, and frees what the B has left. Four stages are held where the copies take
-    as long as the compute; by default they take no time, and one is held.
+    Each W follows its B, and frees what the B has left. One stage is held where copies take no
+    time, as by default, and three where each takes half of F, B and W. With slower ones more and
+    more forwards of the warm-up wait for their copies: as many as there are ranks, if a copy takes
+    as long as F, B and W.
 
     >>> from zerobubble import Costs, build, simulate
-    >>> from zerobubble.copies import without_copies
-    >>> from zerobubble.view.labels import label
     >>> from zerobubble.view.text import draw
-    >>> schedule = build("po-f", num_ranks=4, num_microbatches=4)
-    >>> print(draw(simulate(without_copies(schedule), Costs.uniform(8)), width=100))
-    rank 0 |F|F|...|f|f|F|F|.....|b|w|.|f|b|w|f|B|W|B|W|.|b|w|.|b|w|B|W|B|W|
-    rank 1   |F|F|...|f|f|F|...|b|w|F|b|w|f|B|W|f|B|W|.|b|w|.|b|w|B|W|B|W|
-    rank 2     |F|F|...|f|f|.|b|w|F|b|w|F|B|W|f|B|W|f|b|w|.|b|w|B|W|B|W|
-    rank 3       |F|F|...|f|b|w|f|b|w|F|B|W|F|B|W|f|b|w|f|b|w|B|W|B|W|
-    F forward, B input gradient, W weight gradient, . idle, F0 f0 stages of a rank in order
-    >>> print(*[label(op, op.stage // 4) for op in schedule.ops(0)][:24])
-    F0 O0 F1 O1 f0 o0 f1 o1 F2 O2 F3 O3 l0 b0 w0 f2 o2 l1 b1 w1 f3 o3 L0 B0
+    >>> costs = Costs.uniform(8).with_bandwidth(0.5)
+    >>> schedule = build("po-f", num_ranks=4, num_microbatches=4, costs=costs)
+    >>> print(draw(simulate(schedule, costs), width=100).rpartition("\\n")[0])
+    rank 0     |F|F|...|f|f|F|F|.....|b|w|.|f|b|w|f|B|W|B|W|.|b|w|.|b|w|B|W|B|W|
+    rank 0 out   |O0 |O1 |o0 |o1 |O2 |O3 |   |o2 | |o3 |
+    rank 0 in                    |l0 |   |l1 | |L0 |L1 | |l2 | |l3 |L2 |L3 |
+    rank 1       |F|F|...|f|f|F|...|b|w|F|b|w|f|B|W|f|B|W|.|b|w|.|b|w|B|W|B|W|
+    rank 1 out     |O0 |O1 | |o1 |O2 |   |O3 | |o2 | |o3 |
+    rank 1 in                        |l1 | |L0 | |L1 | |l2 | |l3 |L2 |L3 |
+    rank 2         |F|F|...|f|f|.|b|w|F|b|w|F|B|W|f|B|W|f|b|w|.|b|w|B|W|B|W|
+    rank 2 out       |O0 |O1 |         |O2 | |O3 |
+    rank 2 in                            |L0 | |L1 |         |L2 | |L3 |
+    rank 3           |F|F|...|f|b|w|f|b|w|F|B|W|F|B|W|f|b|w|f|b|w|B|W|B|W|
+    rank 3 out         |O0 |O1 |           |O2 | |O3 |
+    rank 3 in                          |L0 | |L1 |           |L2 |L3 |
     """
     group = (num_ranks + 1) // 2
     orders = [

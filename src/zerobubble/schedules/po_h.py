@@ -21,18 +21,22 @@ def po_h(*, num_ranks: int, num_microbatches: int, v: int = 2, costs: Costs) -> 
     no time, as they do by default.
 
     >>> from zerobubble import Costs, build, simulate
-    >>> from zerobubble.copies import without_copies
-    >>> from zerobubble.view.labels import label
     >>> from zerobubble.view.text import draw
-    >>> schedule = build("po-h", num_ranks=4, num_microbatches=4)
-    >>> print(draw(simulate(without_copies(schedule), Costs.uniform(8)), width=100))
-    rank 0 |F|F|...|f|F|f|F|.....|b|w|f|...|b|w|f|B|W|.|b|w|.|B|W|b|w|B|W|B|W|
-    rank 1   |F|F|...|f|F|f|...|b|w|F|.|f|b|w|.|B|W|f|b|w|.|B|W|b|w|B|W|B|W|
-    rank 2     |F|F|...|f|F|.|b|w|f|.|F|b|w|f|B|W|.|b|w|f|B|W|b|w|B|W|B|W|
-    rank 3       |F|F|...|f|b|w|F|.|f|b|w|F|B|W|f|b|w|B|W|f|b|w|B|W|B|W|
-    F forward, B input gradient, W weight gradient, . idle, F0 f0 stages of a rank in order
-    >>> print(*[label(op, op.stage // 4) for op in schedule.ops(0)][:24])
-    F0 O0 F1 O1 f0 F2 O2 f1 F3 O3 b0 w0 f2 b1 w1 f3 L0 B0 W0 b2 w2 L1 B1 W1
+    >>> costs = Costs.uniform(8).with_bandwidth(0.5)
+    >>> schedule = build("po-h", num_ranks=4, num_microbatches=4, costs=costs)
+    >>> print(draw(simulate(schedule, costs), width=100).rpartition("\\n")[0])
+    rank 0     |F|F|...|f|F|f|.|F|...|b|w|f|...|b|w|f|B|W|.|b|w|.|B|W|b|w|B|W|B|W|
+    rank 0 out   |O0 |O1 | |O2 | |O3 |
+    rank 0 in                                    |L0 |       |L1 |   |L2 |L3 |
+    rank 1       |F|F|...|f|F|f|...|b|w|F|.|f|b|w|.|B|W|f|b|w|.|B|W|b|w|B|W|B|W|
+    rank 1 out     |O0 |O1 | |O2 |       |O3 |
+    rank 1 in                                  |L0 |       |L1 |   |L2 |L3 |
+    rank 2         |F|F|...|f|F|.|b|w|f|.|F|b|w|f|B|W|.|b|w|f|B|W|b|w|B|W|B|W|
+    rank 2 out       |O0 |O1 | |O2 |       |O3 |
+    rank 2 in                                |L0 |       |L1 |   |L2 |L3 |
+    rank 3           |F|F|...|f|b|w|F|.|f|b|w|F|B|W|f|b|w|B|W|f|b|w|B|W|B|W|
+    rank 3 out         |O0 |O1 |     |O2 |     |O3 |
+    rank 3 in                              |L0 |     |L1 |     |L2 |L3 |
     """
     repeated = _repeated(num_ranks, num_microbatches, v)
     is_moved = np.arange(num_ranks * v) < (v + 1) // 2 * num_ranks
