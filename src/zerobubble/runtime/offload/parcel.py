@@ -103,11 +103,7 @@ class Parcel:
         self._places: list[Place] = []
         self._leaving: Copy[list[Place]] | None = None
         self._coming: Copy[None] | None = None
-
-    @property
-    def moved_bytes(self) -> int:
-        """Count the bytes of the storages that are moved."""
-        return sum(moved.num_bytes for moved in self._all_moved)
+        self.moved_bytes = 0
 
     def pack(self, tensor: Tensor) -> _Saved:
         """Take a tensor that the graph saves."""
@@ -116,8 +112,9 @@ class Parcel:
             self._packed.append(ref(saved))
         return saved
 
-    def unpack(self, saved: _Saved) -> Tensor:
-        """Give a tensor back to the graph."""
+    @staticmethod
+    def unpack(saved: _Saved) -> Tensor:
+        """Give a tensor back to the graph, whose nodes hold this function: not with a parcel."""
         return saved.tensor()
 
     def send(self) -> None:
@@ -130,6 +127,7 @@ class Parcel:
                 self._moves.append((reference, moved))
         self._packed.clear()
         self._all_moved = list(found.values())
+        self.moved_bytes = sum(moved.num_bytes for moved in self._all_moved)
         self._leaving = self._copies.out(self._views())
 
     def _may_move(self, storage: torch.UntypedStorage) -> bool:
@@ -168,12 +166,13 @@ class Parcel:
         return targets
 
     def arrive(self) -> None:
-        """Let the compute wait until the copy has ended.
+        """Let the compute wait until the copy has ended, and the graph alone hold what came.
 
         Raises:
             OffloadError: the copy has failed.
         """
         assert self._coming is not None, "B comes after L"
+        self._all_moved = []
         coming, self._coming = self._coming, None
         coming.result()
 

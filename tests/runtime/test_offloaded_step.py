@@ -1,0 +1,82 @@
+"""Which activations are alive within a step of one rank that offloads? No more than without."""
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+from zerobubble import Pipeline
+from zerobubble.ir import BW, B, F, L, O, Placement, R, Schedule, W
+from zerobubble.runtime import Offload
+
+NUM_BLOCKS, WIDTH = 6, 64
+
+
+@pytest.fixture(autouse=True)
+def no_cycles():
+    """Let memory go by counting references alone, as it must between two collections."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+class Block(nn.Module):
+    """A light and a heavy layer; calls a probe within the backward."""
+
+    def __init__(self, probe):
+        super().__init__()
+        self.norm, self.linear, self.probe = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), probe
+
+    def forward(self, x):
+        y = self.linear(self.norm(x)).tanh()
+        if y.requires_grad:
+            y.register_hook(lambda _: self.probe())
+        return y
+
+
+def on_one_rank(*ops, num_stages=1):
+    num_microbatches = 1 + max(op.microbatch for op in ops)
+    return Schedule.from_ops("ops", Placement((0,) * num_stages), num_microbatches, [ops])
+
+
+def mean_square(output, target):
+    return (output - target).square().mean()
+
+
+def two_steps(build_layers, schedule, **settings):
+    """Run two steps; give the pipeline, which a layer's probe may ask within them too."""
+    pipe = Pipeline(build_layers(lambda: pipe), schedule, mean_square, **settings)
+    pipe.ledger.is_on = True
+    batch = torch.ones(64 * schedule.num_microbatches, WIDTH)
+    for _ in range(2):
+        pipe.step(batch, batch)
+    pipe.offloading.close()
+    return pipe
+
+
+def each(*kinds):
+    return [kind(0, i) for i in range(2) for kind in kinds]
+
+
+@pytest.mark.parametrize("recompute", ["off", "light"])
+@pytest.mark.parametrize("backward", [(BW,), (B, W)], ids=["BW", "B-W"])
+@pytest.mark.parametrize("move", [(O, L), (R,)], ids=["O-L", "R"])
+def test_memory_falls_within_the_backward_as_without_offload(move, backward, recompute):
+    def seen(schedule):
+        found = []
+
+        def build_layers(pipe):
+            probe = lambda: found.append(pipe().ledger.activations.live_bytes())  # noqa: E731
+            return [Block(probe) for _ in range(NUM_BLOCKS)]
+
+        pipe = two_steps(build_layers, schedule, recompute=recompute)
+        return found, pipe.ledger.activation_bytes
+
+    plain, of_ops = seen(on_one_rank(*each(F, *backward)))
+    assert len(plain) == 4 * NUM_BLOCKS
+    assert plain == sorted(plain[:NUM_BLOCKS], reverse=True) * 4
+    moved, of_moved_ops = seen(on_one_rank(*each(F, *move, *backward)))
+    assert moved == plain
+    assert of_moved_ops[-1] == of_ops[-1] == 0
