@@ -187,6 +187,13 @@ def test_a_change_in_place_is_refused_as_by_autograd(copies, smallest_bytes):
     assert len(there_and_back(copies, [tensor])[1]) == 1, "changed before it was saved"
 
 
+def test_a_change_in_place_during_a_copy_is_not_blamed_on_the_disk(store, monkeypatch):
+    tensor, put = torch.ones(10), store.put
+    monkeypatch.setattr(store, "put", lambda source: (put(source), tensor.add_(1))[0])
+    with pytest.raises(RuntimeError, match=r"\[10\].*modified by an inplace operation"):
+        there_and_back(ThreadCopies(VerifiedStore(store)), [tensor])
+
+
 def test_a_graph_that_has_gone_is_not_moved(copies):
     parcel = Parcel(copies, ())
     with saved_tensors_hooks(parcel.pack, parcel.unpack):

@@ -8,7 +8,6 @@ from torch import nn
 
 from zerobubble import Pipeline
 from zerobubble.ir import BW, B, F, L, O, Placement, R, Schedule, W
-from zerobubble.runtime import Offload
 
 NUM_BLOCKS, WIDTH = 6, 64
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from zerobubble.runtime.offload.copying import Copies, Copy
-from zerobubble.runtime.offload.store import Place, bytes_of
+from zerobubble.runtime.offload.store import OffloadError, Place, bytes_of
 
 # Allocators of torch align by this, and kernels round by the alignment.
 _ALIGNMENT = {"cpu": 64, "cuda": 512}
@@ -56,12 +56,8 @@ class _Saved:
         self._look = tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
         self._moved, self._tensor = moved, None
 
-    def tensor(self) -> Tensor:
-        """Give the tensor back to the graph.
-
-        Raises:
-            RuntimeError: it was modified in place since it was saved, as autograd says too.
-        """
+    def refuse_modified(self) -> None:
+        """Raise a RuntimeError, as autograd does, if it was modified in place since it was saved."""
         tensor = self._tensor
         if self._is_modified or (tensor is not None and tensor._version != self._version):
             raise RuntimeError(
@@ -69,8 +65,12 @@ class _Saved:
                 "that is needed for gradient computation has been modified by an inplace "
                 "operation: modify a clone"
             )
-        if tensor is not None:
-            return tensor
+
+    def tensor(self) -> Tensor:
+        """Give the tensor back to the graph, unless it was modified."""
+        self.refuse_modified()
+        if self._tensor is not None:
+            return self._tensor
         assert self._moved is not None
         assert self._moved.storage is not None, "L comes before B"
         *place, dtype = self._look
@@ -152,7 +152,6 @@ class Parcel:
         for reference, moved in self._moves:
             if saved := reference():
                 saved.leave_to(moved)
-        self._moves.clear()
         for moved in self._all_moved:
             moved.storage = None
 
@@ -174,7 +173,16 @@ class Parcel:
         assert self._coming is not None, "B comes after L"
         self._all_moved = []
         coming, self._coming = self._coming, None
-        coming.result()
+        try:
+            coming.result()
+        except OffloadError:
+            self._refuse_modified()  # if that is why the checksum is another one
+            raise
+
+    def _refuse_modified(self) -> None:
+        for reference, _ in self._moves:
+            if saved := reference():
+                saved.refuse_modified()
 
     def abandon(self) -> None:
         """Wait for the copies under way, whatever becomes of them, and forget what is away."""
