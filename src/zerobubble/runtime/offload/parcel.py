@@ -57,7 +57,7 @@ class _Saved:
         self._moved, self._tensor = moved, None
 
     def refuse_modified(self) -> None:
-        """Raise a RuntimeError, as autograd does, if it was modified in place since it was saved."""
+        """Raise a RuntimeError, as autograd does, if it was modified since it was saved."""
         tensor = self._tensor
         if self._is_modified or (tensor is not None and tensor._version != self._version):
             raise RuntimeError(
@@ -178,6 +178,7 @@ class Parcel:
         except OffloadError:
             self._refuse_modified()  # if that is why the checksum is another one
             raise
+        self._moves.clear()
 
     def _refuse_modified(self) -> None:
         for reference, _ in self._moves:
