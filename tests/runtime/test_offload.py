@@ -19,6 +19,7 @@ from zerobubble.runtime.offload.copying import ThreadCopies
 from zerobubble.runtime.offload.file import FileStore
 from zerobubble.runtime.offload.parcel import Parcel
 from zerobubble.runtime.offload.pool import HostPool
+from zerobubble.runtime.offload.shared import SharedStorages
 from zerobubble.runtime.offload.store import VerifiedStore, bytes_of, size_class
 from zerobubble.runtime.offload.streams import StreamCopies
 from zerobubble.runtime.partition import StageModule
@@ -177,6 +178,41 @@ def test_what_others_hold_and_what_is_small_or_misaligned_stays(copies):
     assert parcel.moved_bytes == 256
     pointers = [(a.data_ptr(), b.data_ptr()) for a, b in zip(found, tensors, strict=True)]
     assert [a == b for a, b in pointers] == [True, True, True, False]
+
+
+def test_what_lies_on_the_host_of_a_cuda_device_stays_there(monkeypatch):
+    for name, stand_in in STAND_INS.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    copies, tensor = StreamCopies(torch.device("cuda", 0), HostPool()), torch.randn(64)
+    parcel, (found,) = there_and_back(copies, [tensor])
+    assert (parcel.moved_bytes, found.data_ptr()) == (0, tensor.data_ptr())
+
+
+@pytest.mark.parametrize("order", ["at once", "in turn"])
+def test_what_several_graphs_save_stays_once_that_is_known(copies, order):
+    shared, mask, found = SharedStorages(), torch.randn(64), []
+    parcels = [Parcel(copies, (), shared=shared) for _ in range(3)]
+    outputs = []
+    for parcel in parcels:
+        with saved_tensors_hooks(parcel.pack, parcel.unpack):
+            x = torch.ones((), requires_grad=True)
+            outputs.append(Saves.apply(x, [mask, torch.randn(32)], found))
+        parcel.send()
+        if order == "in turn":
+            parcel.drop()
+    for parcel, output in zip(parcels, outputs, strict=True):
+        if order == "at once":
+            parcel.drop()
+        parcel.fetch()
+        parcel.arrive()
+        output.backward()
+    num_moved = 1 if order == "in turn" else 0
+    assert [p.moved_bytes for p in parcels] == [128 + 256 * num_moved, 128, 128]
+    stayed = [tensor.data_ptr() == mask.data_ptr() for tensor in found[::2]]
+    assert stayed == [not num_moved, True, True]
+    assert all(torch.equal(tensor, mask) for tensor in found[::2])
+    if isinstance(copies, StreamCopies):
+        assert copies._pool.lent_bytes == 0
 
 
 @pytest.mark.parametrize("smallest_bytes", [1, 10**6], ids=["moved", "kept"])
@@ -355,7 +391,7 @@ def test_a_cuda_device_moves_on_streams_beside_the_compute(settings, tmp_path):
     tensors = [torch.randn(2**20, device=device, generator=generator) for _ in range(4)]
     expected = [tensor.clone() for tensor in tensors]
     before = torch.cuda.memory_allocated()
-    parcels = [Parcel(offloading.copies, ()) for _ in tensors]
+    parcels = [offloading.parcel(()) for _ in tensors]
     saved = [parcel.pack(tensor) for parcel, tensor in zip(parcels, tensors, strict=True)]
     for parcel in parcels:
         parcel.send()

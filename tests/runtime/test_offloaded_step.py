@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from zerobubble import Pipeline
+from zerobubble import Pipeline, PipelineError
 from zerobubble.ir import BW, B, F, L, O, Placement, R, Schedule, W
 
 NUM_BLOCKS, WIDTH = 6, 64
@@ -79,3 +79,42 @@ def test_memory_falls_within_the_backward_as_without_offload(move, backward, rec
     moved, of_moved_ops = seen(on_one_rank(*each(F, *move, *backward)))
     assert moved == plain
     assert of_moved_ops[-1] == of_ops[-1] == 0
+
+
+class Rotated(nn.Module):
+    """Multiplies by a view of what it makes in its first F, and keeps outside its buffers."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.rotation = nn.Linear(WIDTH, WIDTH), None
+
+    def forward(self, x):
+        if self.rotation is None:
+            self.rotation = torch.linspace(1, 2, 200 * WIDTH).view(200, WIDTH)
+        return self.linear(x) * self.rotation[: len(x)]
+
+
+def test_what_a_module_keeps_is_not_moved_with_every_microbatch():
+    in_turn = [op for i in range(4) for op in (F(0, i), O(0, i))]
+    back = [L(0, i) for i in range(4)] + [BW(0, i) for i in range(4)]
+    plain = [F(0, i) for i in range(4)] + back[4:]
+    found = [two_steps(lambda _: [Rotated()], on_one_rank(*ops)) for ops in (plain, in_turn + back)]
+    for_all = 200 * WIDTH * 4
+    of_ops, of_moved_ops = (pipe.ledger.activation_bytes for pipe in found)
+    of_second_step = of_moved_ops[len(of_moved_ops) // 2 :]
+    assert max(of_ops) == max(of_second_step) >= for_all
+    assert min(of_ops) == min(of_second_step) == for_all
+    assert max(of_moved_ops) - max(of_ops) == for_all, "the first copy left before it was known"
+
+
+class Overwriting(nn.Module):
+    def forward(self, x):
+        return x.mul_(2)
+
+
+def test_a_stage_that_overwrites_what_another_offloads():
+    """The stage before on the same rank saves its output for its own backward."""
+    ops = [F(0, 0), F(1, 0), O(0, 0), BW(1, 0), L(0, 0), BW(0, 0)]
+    first = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
+    with pytest.raises(PipelineError, match="modified by an inplace operation"):
+        two_steps(lambda _: [first, Overwriting()], on_one_rank(*ops, num_stages=2))

@@ -13,6 +13,7 @@ from zerobubble.runtime.offload.file import FileStore
 from zerobubble.runtime.offload.marks import CopyMarks
 from zerobubble.runtime.offload.parcel import Parcel
 from zerobubble.runtime.offload.pool import HostPool
+from zerobubble.runtime.offload.shared import SharedStorages
 from zerobubble.runtime.offload.store import Store, VerifiedStore
 from zerobubble.runtime.offload.streams import StreamCopies
 
@@ -83,6 +84,7 @@ class Offloading:
         if store is not None and settings.verify:
             store = VerifiedStore(store)
         self.marks = CopyMarks()
+        self._shared = SharedStorages()
         self.copies: Copies
         if device.type == "cuda":
             self.copies = StreamCopies(device, self.pool, store, self.marks)
@@ -92,7 +94,7 @@ class Offloading:
 
     def parcel(self, given: Iterable[Tensor]) -> Parcel:
         """Make the parcel of one stage and microbatch, which leaves ``given`` where they are."""
-        return Parcel(self.copies, given, self.settings.smallest_bytes)
+        return Parcel(self.copies, given, self.settings.smallest_bytes, self._shared)
 
     def close(self) -> None:
         """End the copies and remove the file."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from zerobubble.runtime.offload.copying import Copies, Copy
+from zerobubble.runtime.offload.shared import SharedStorages
 from zerobubble.runtime.offload.store import OffloadError, Place, bytes_of
 
 # Allocators of torch align by this, and kernels round by the alignment.
@@ -82,19 +83,28 @@ class Parcel:
     """What one stage saves for one microbatch; its storages leave and come back together.
 
     Each storage is moved once, however many tensors lie on it. It stays where it is if it is
-    small, not aligned as torch aligns (kernels may then round in another way), or given.
+    small, on another device, not aligned as torch aligns (kernels may then round in another way),
+    given, or shared with the graph of another microbatch.
 
     Args:
         copies: the copy engines of the rank.
         given: tensors that others hold in any case, such as parameters.
         smallest_bytes: of a storage that is moved.
+        shared: what parcels of the rank have in common; None: this one is alone.
 
     Attributes:
         moved_bytes: size of what is moved.
     """
 
-    def __init__(self, copies: Copies, given: Iterable[Tensor], smallest_bytes: int = 1) -> None:
+    def __init__(
+        self,
+        copies: Copies,
+        given: Iterable[Tensor],
+        smallest_bytes: int = 1,
+        shared: SharedStorages | None = None,
+    ) -> None:
         self._copies = copies
+        self._shared = SharedStorages() if shared is None else shared
         self._given = {tensor.untyped_storage()._cdata for tensor in given if is_plain(tensor)}
         self._smallest_bytes = smallest_bytes
         self._packed: list[ref[_Saved]] = []
@@ -126,13 +136,20 @@ class Parcel:
                 moved = found.setdefault(storage._cdata, _Moved(storage))
                 self._moves.append((reference, moved))
         self._packed.clear()
-        self._all_moved = list(found.values())
-        self.moved_bytes = sum(moved.num_bytes for moved in self._all_moved)
+        self._shared.note(moved.storage for moved in found.values() if moved.storage is not None)
+        self._move_unshared(found.values())
         self._leaving = self._copies.out(self._views())
+
+    def _move_unshared(self, all_moved: Iterable[_Moved]) -> None:
+        """Let what is shared out of what is moved."""
+        self._all_moved = [moved for moved in all_moved if moved.storage not in self._shared]
+        self._moves = [(saved, m) for saved, m in self._moves if m.storage not in self._shared]
+        self.moved_bytes = sum(moved.num_bytes for moved in self._all_moved)
 
     def _may_move(self, storage: torch.UntypedStorage) -> bool:
         return (
             storage._cdata not in self._given
+            and storage.device == self._copies.device
             and storage.nbytes() >= max(1, self._smallest_bytes)
             and storage.data_ptr() % _ALIGNMENT.get(storage.device.type, 1) == 0
         )
@@ -149,11 +166,21 @@ class Parcel:
         assert self._leaving is not None, "O comes after F"
         leaving, self._leaving = self._leaving, None
         self._places = leaving.result()
+        self._leave_shared()
         for reference, moved in self._moves:
             if saved := reference():
                 saved.leave_to(moved)
         for moved in self._all_moved:
             moved.storage = None
+
+    def _leave_shared(self) -> None:
+        """Leave where it is what turned out to be shared while it was copied."""
+        pairs = list(zip(self._all_moved, self._places, strict=True))
+        self._places = [place for moved, place in pairs if moved.storage not in self._shared]
+        for moved, place in pairs:
+            if moved.storage in self._shared:
+                self._copies.free(place)
+        self._move_unshared(self._all_moved)
 
     def fetch(self) -> list[Tensor]:
         """Take device memory again and begin to copy back; return views of what comes (uint8)."""

@@ -58,7 +58,7 @@ class StreamCopies:
         marks: CopyMarks | None = None,
     ) -> None:
         self._marks = marks or CopyMarks()
-        self._device = device
+        self.device = device
         self._pool = pool
         self._store = store
         self._out = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -129,7 +129,7 @@ class StreamCopies:
         self, places: list[_Stored], targets: list[Tensor], taken: torch.cuda.Event
     ) -> torch.cuda.Event:
         assert self._store is not None
-        torch.cuda.set_device(self._device)
+        torch.cuda.set_device(self.device)
         buffers: list[Buffer] = []
         try:
             for place, target in zip(places, targets, strict=True):
