@@ -4,6 +4,8 @@ import errno
 import os
 import socket
 import subprocess
+import threading
+from concurrent import futures
 from contextlib import nullcontext
 
 import pytest
@@ -14,11 +16,11 @@ from torch.autograd.graph import saved_tensors_hooks
 from zerobubble.autograd import WeightQueue, deferring
 from zerobubble.errors import UsageError
 from zerobubble.runtime.ledger import Account, Ledger
-from zerobubble.runtime.offload import Offload, OffloadError, Offloading
+from zerobubble.runtime.offload import Offload, OffloadError, Offloading, streams
 from zerobubble.runtime.offload.copying import ThreadCopies
 from zerobubble.runtime.offload.file import FileStore
 from zerobubble.runtime.offload.parcel import Parcel
-from zerobubble.runtime.offload.pool import HostPool
+from zerobubble.runtime.offload.pool import Buffer, HostPool
 from zerobubble.runtime.offload.shared import SharedStorages
 from zerobubble.runtime.offload.store import VerifiedStore, bytes_of, size_class
 from zerobubble.runtime.offload.streams import StreamCopies
@@ -294,6 +296,45 @@ def test_a_limit_of_the_pool_counts_what_is_free_and_lets_it_go_first():
         pool.take(2048)
     pool.give_back(lent)
     pool.take(2048)
+
+
+def test_pinned_memory_is_counted_as_torch_takes_it(monkeypatch):
+    monkeypatch.setattr(Buffer, "__init__", _pageable)
+    pool = HostPool(limit_bytes=4096, is_pinned=True)
+    assert [pool.take(n).tensor.numel() for n in (1, 8, 1025)] == [1, 8, 2048]
+    with pytest.raises(OffloadError, match=r"2048 bytes do not fit .* holds 2057 of at most 4096"):
+        pool.take(1100)
+
+
+def _pageable(self, size, is_pinned):
+    assert is_pinned
+    self.tensor, self.num_bytes, self.busy_until = torch.empty(size, dtype=torch.uint8), size, None
+
+
+@pytest.mark.parametrize("store", ["file"], indirect=True)
+def test_a_limit_waits_for_staging_buffers_that_are_being_written(store, monkeypatch):
+    for name, stand_in in STAND_INS.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    is_waited_for, put = threading.Event(), store.put
+    monkeypatch.setattr(store, "put", lambda source: (is_waited_for.wait(30), put(source))[1])
+    waits = []
+
+    def wait(writes):
+        waits.append(len(writes))
+        is_waited_for.set()
+        return futures.wait(writes)
+
+    monkeypatch.setattr(streams, "wait", wait)
+    pool = HostPool(limit_bytes=1024)
+    copies = StreamCopies(CPU, pool, store)
+    places = [copies.out([torch.full((1000,), i, dtype=torch.uint8)]).result() for i in (0, 1)]
+    assert waits == [1]
+    for i in (0, 1):
+        into = torch.empty(1000, dtype=torch.uint8)
+        copies.back(places[i], [into]).result()
+        assert set(into.tolist()) == {i}
+    copies.close()
+    assert pool.peak_bytes == 1024
 
 
 def test_a_failed_put_frees_what_came_before():
