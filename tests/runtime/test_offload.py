@@ -409,9 +409,30 @@ def test_a_checksum_finds_one_bit(store):
 
 
 @pytest.mark.parametrize("name", ["host_memory", "smallest_bytes"])
-def test_negative_sizes(name):
-    with pytest.raises(UsageError, match=f"{name} must be at least 0 bytes, not -1"):
-        Offload(**{name: -1})
+@pytest.mark.parametrize("value", [-1, "8", 1.5, float("nan"), True], ids=str)
+def test_what_is_no_size_is_refused(name, value):
+    with pytest.raises(UsageError) as refusal:
+        Offload(**{name: value})
+    message = f"{name} must be a whole number of bytes, at least 0, not {value!r}"
+    assert str(refusal.value) == message
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"directory": ""}, "directory must be the path of a folder, or None for none, not ''"),
+        ({"directory": 3}, "directory must be the path of a folder, or None for none, not 3"),
+        ({"verify": "no"}, "verify must be True or False, not 'no'"),
+        (
+            {"smallest_bytes": None},
+            "smallest_bytes must be a whole number of bytes, at least 0, not None",
+        ),
+    ],
+)
+def test_other_wrong_settings(settings, message):
+    with pytest.raises(UsageError) as refusal:
+        Offload(**settings)
+    assert str(refusal.value) == message
 
 
 def test_bytes_of_a_storage_are_not_copied():

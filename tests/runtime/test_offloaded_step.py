@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from zerobubble import Pipeline, PipelineError
+from zerobubble import Pipeline, PipelineError, UsageError
 from zerobubble.ir import BW, B, F, L, O, Placement, R, Schedule, W
 
 NUM_BLOCKS, WIDTH = 6, 64
@@ -118,3 +118,9 @@ def test_a_stage_that_overwrites_what_another_offloads():
     first = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
     with pytest.raises(PipelineError, match="modified by an inplace operation"):
         two_steps(lambda _: [first, Overwriting()], on_one_rank(*ops, num_stages=2))
+
+
+def test_recompute_full_is_for_the_schedule():
+    message = "recompute must be 'off' or 'light', not 'full': for that, run a schedule with ops R"
+    with pytest.raises(UsageError, match=message):
+        two_steps(lambda _: [nn.Linear(WIDTH, WIDTH)], on_one_rank(*each(F, BW)), recompute="full")

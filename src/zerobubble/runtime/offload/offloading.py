@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 
 import torch
@@ -33,7 +34,7 @@ class Offload:
         smallest_bytes: tensors on smaller storages stay on the device.
 
     Raises:
-        UsageError: a number is negative.
+        UsageError: a size is not a whole number from 0 on, or ``directory`` is no path.
     """
 
     directory: str | Path | None = None
@@ -42,10 +43,17 @@ class Offload:
     smallest_bytes: int = 4096
 
     def __post_init__(self) -> None:
-        for name in ("host_memory", "smallest_bytes"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise UsageError(f"{name} must be at least 0 bytes, not {value}")
+        _must_be_bytes("smallest_bytes", self.smallest_bytes)
+        if self.host_memory is not None:
+            _must_be_bytes("host_memory", self.host_memory)
+        if self.directory is not None and not (
+            isinstance(self.directory, (str, Path)) and str(self.directory)
+        ):
+            raise UsageError(
+                f"directory must be the path of a folder, or None for none, not {self.directory!r}"
+            )
+        if not isinstance(self.verify, bool):
+            raise UsageError(f"verify must be True or False, not {self.verify!r}")
 
     def try_directory(self) -> None:
         """Make a file in the folder, if there is one, and remove it, and what killed ranks left.
@@ -55,6 +63,11 @@ class Offload:
         """
         if self.directory is not None:
             FileStore(self.directory, rank=0).close()
+
+
+def _must_be_bytes(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 0:
+        raise UsageError(f"{name} must be a whole number of bytes, at least 0, not {value!r}")
 
 
 class Offloading:
