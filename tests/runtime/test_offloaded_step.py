@@ -107,6 +107,31 @@ def test_what_a_module_keeps_is_not_moved_with_every_microbatch():
     assert max(of_moved_ops) - max(of_ops) == for_all, "the first copy left before it was known"
 
 
+class Masked(nn.Module):
+    """Multiplies by a mask that travels along; the first one makes it."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        x, mask = x if isinstance(x, tuple) else (x, x * 2)
+        return self.linear(x) * mask, mask
+
+
+def test_what_travels_with_a_microbatch_is_moved_by_every_stage():
+    forward = [F(0, 0), F(1, 0), F(2, 0), O(2, 0), O(1, 0), O(0, 0)]
+    backward = [op for stage in (2, 1, 0) for op in (L(stage, 0), BW(stage, 0))]
+    layers = [Masked(), Masked(), First()]
+    pipe = two_steps(lambda _: layers, on_one_rank(*forward, *backward, num_stages=3))
+    assert pipe.ledger.activation_bytes[5] == 64 * WIDTH * 4, "the input of the second stage"
+
+
+class First(nn.Module):
+    def forward(self, values):
+        return values[0]
+
+
 class Overwriting(nn.Module):
     def forward(self, x):
         return x.mul_(2)

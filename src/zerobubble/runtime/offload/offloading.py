@@ -97,7 +97,6 @@ class Offloading:
         if store is not None and settings.verify:
             store = VerifiedStore(store)
         self.marks = CopyMarks()
-        self._shared = SharedStorages()
         self.copies: Copies
         if device.type == "cuda":
             self.copies = StreamCopies(device, self.pool, store, self.marks)
@@ -105,9 +104,12 @@ class Offloading:
             assert store is not None
             self.copies = ThreadCopies(store, self.marks)
 
-    def parcel(self, given: Iterable[Tensor]) -> Parcel:
-        """Make the parcel of one stage and microbatch, which leaves ``given`` where they are."""
-        return Parcel(self.copies, given, self.settings.smallest_bytes, self._shared)
+    def parcel(self, given: Iterable[Tensor], shared: SharedStorages | None = None) -> Parcel:
+        """Make the parcel of one stage and microbatch, which leaves ``given`` where they are.
+
+        ``shared`` is for all parcels of a stage.
+        """
+        return Parcel(self.copies, given, self.settings.smallest_bytes, shared)
 
     def close(self) -> None:
         """End the copies and remove the file."""

@@ -90,7 +90,7 @@ class Parcel:
         copies: the copy engines of the rank.
         given: tensors that others hold in any case, such as parameters.
         smallest_bytes: of a storage that is moved.
-        shared: what parcels of the rank have in common; None: this one is alone.
+        shared: what the parcels of a stage have in common; None: this one is alone.
 
     Attributes:
         moved_bytes: size of what is moved.

@@ -7,10 +7,11 @@ import torch
 
 
 class SharedStorages:
-    """Storages that the F of more than one microbatch have saved: masks or rotations, say.
+    """Storages that more than one F of a stage has saved: masks or rotations, say.
 
     Moving those would free nothing, and bring a copy back for every microbatch. That one is shared
-    is known from the second F on.
+    is known from the second F on. Of one stage, since what travels through several stages with a
+    microbatch is saved by each, and kept by none.
     """
 
     def __init__(self) -> None:
