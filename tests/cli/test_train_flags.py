@@ -77,6 +77,12 @@ def test_a_written_configuration_is_a_file_to_start_from(tmp_path):
         ("--ranks", "missing value for argument '-p/--ranks'. Expected 1 values SEE"),
         ("--ranks 0", "ranks must be at least 1, not 0"),
         ("-m 3", "batch size 16 is not divisible by 3 microbatches: use 15 or 18"),
+        ("--recompute all", "recompute must be one of off, light, not 'all'"),
+        (
+            "--recompute full",
+            "recompute full is for a schedule to say, by its ops R: make one with zerobubble "
+            "search --recompute full --out s.json, and train with --schedule s.json",
+        ),
         ("--config no.toml", "cannot read no.toml: No such file or directory"),
         (
             "--precision fp16",

@@ -57,6 +57,11 @@ def test_too_little_host_memory(text: Path, capsys: pytest.CaptureFixture[str]) 
     [
         (["--offload-dir", "/proc/none"], "cannot offload to the folder /proc/none: "),
         (["--host-memory", "12"], "host_memory '12': write bytes with a unit, as in 40GiB"),
+        (
+            ["--host-memory", "8589934592GiB"],
+            "host_memory '8589934592GiB': more bytes than 64 bits can count: write less than",
+        ),
+        (["--host-memory", "9" * 400 + "B"], ": more bytes than 64 bits can count: "),
     ],
 )
 def test_what_cannot_work_is_refused_before_training(text, flags, message, capsys) -> None:  # noqa: F811

@@ -1,9 +1,5 @@
 """What is moved, where to, and does it come back as it was? One parcel without a pipeline."""
 
-import errno
-import os
-import socket
-import subprocess
 from contextlib import nullcontext
 
 import pytest
@@ -14,24 +10,17 @@ from torch.autograd.graph import saved_tensors_hooks
 from zerobubble.autograd import WeightQueue, deferring
 from zerobubble.errors import UsageError
 from zerobubble.runtime.ledger import Account, Ledger
-from zerobubble.runtime.offload import Offload, OffloadError, Offloading
+from zerobubble.runtime.offload import Offload, Offloading
 from zerobubble.runtime.offload.copying import ThreadCopies
-from zerobubble.runtime.offload.file import FileStore
 from zerobubble.runtime.offload.parcel import Parcel
 from zerobubble.runtime.offload.pool import HostPool
+from zerobubble.runtime.offload.shared import SharedStorages
 from zerobubble.runtime.offload.store import VerifiedStore, bytes_of, size_class
 from zerobubble.runtime.offload.streams import StreamCopies
 from zerobubble.runtime.partition import StageModule
 from zerobubble.runtime.stage import Stage
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(params=["pool", "file"])
-def store(request, tmp_path):
-    found = HostPool() if request.param == "pool" else FileStore(tmp_path / "new", 3)
-    yield found
-    found.close()
 
 
 @pytest.fixture(params=["threads", "streams", "streams-and-threads"])
@@ -179,12 +168,54 @@ def test_what_others_hold_and_what_is_small_or_misaligned_stays(copies):
     assert [a == b for a, b in pointers] == [True, True, True, False]
 
 
+def test_what_lies_on_the_host_of_a_cuda_device_stays_there(monkeypatch):
+    for name, stand_in in STAND_INS.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    copies, tensor = StreamCopies(torch.device("cuda", 0), HostPool()), torch.randn(64)
+    parcel, (found,) = there_and_back(copies, [tensor])
+    assert (parcel.moved_bytes, found.data_ptr()) == (0, tensor.data_ptr())
+
+
+@pytest.mark.parametrize("order", ["at once", "in turn"])
+def test_what_several_graphs_save_stays_once_that_is_known(copies, order):
+    shared, mask, found = SharedStorages(), torch.randn(64), []
+    parcels = [Parcel(copies, (), shared=shared) for _ in range(3)]
+    outputs = []
+    for parcel in parcels:
+        with saved_tensors_hooks(parcel.pack, parcel.unpack):
+            x = torch.ones((), requires_grad=True)
+            outputs.append(Saves.apply(x, [mask, torch.randn(32)], found))
+        parcel.send()
+        if order == "in turn":
+            parcel.drop()
+    for parcel, output in zip(parcels, outputs, strict=True):
+        if order == "at once":
+            parcel.drop()
+        parcel.fetch()
+        parcel.arrive()
+        output.backward()
+    num_moved = 1 if order == "in turn" else 0
+    assert [p.moved_bytes for p in parcels] == [128 + 256 * num_moved, 128, 128]
+    stayed = [tensor.data_ptr() == mask.data_ptr() for tensor in found[::2]]
+    assert stayed == [not num_moved, True, True]
+    assert all(torch.equal(tensor, mask) for tensor in found[::2])
+    if isinstance(copies, StreamCopies):
+        assert copies._pool.lent_bytes == 0
+
+
 @pytest.mark.parametrize("smallest_bytes", [1, 10**6], ids=["moved", "kept"])
 def test_a_change_in_place_is_refused_as_by_autograd(copies, smallest_bytes):
     tensor = torch.ones(10)
     with pytest.raises(RuntimeError, match=r"\[10\].*modified by an inplace operation"):
         there_and_back(copies, [tensor], (), smallest_bytes, between=lambda: tensor.add_(1))
     assert len(there_and_back(copies, [tensor])[1]) == 1, "changed before it was saved"
+
+
+def test_a_change_in_place_during_a_copy_is_not_blamed_on_the_disk(store, monkeypatch):
+    tensor, put = torch.ones(10), store.put
+    monkeypatch.setattr(store, "put", lambda source: (put(source), tensor.add_(1))[0])
+    with pytest.raises(RuntimeError, match=r"\[10\].*modified by an inplace operation"):
+        there_and_back(ThreadCopies(VerifiedStore(store)), [tensor])
 
 
 def test_a_graph_that_has_gone_is_not_moved(copies):
@@ -226,108 +257,31 @@ def test_an_abandoned_parcel_gives_its_memory_back(copies, store):
     assert pool.peak_bytes == pool.held_bytes == size_class(40)
 
 
-def test_the_pool_uses_buffers_again_by_size_class():
-    pool = HostPool()
-    first = pool.take(1000)
-    assert (first.tensor.numel(), pool.held_bytes, pool.lent_bytes) == (1024, 1024, 1024)
-    pool.give_back(first)
-    assert pool.take(1024) is first
-    assert pool.take(1000) is not first
-    assert pool.peak_bytes == 2048
-
-
-@pytest.mark.parametrize("num_bytes", [1, 7, 16, 17, 1000, 4097, 10**6, 10**9 + 7])
-def test_a_size_class_wastes_at_most_an_eighth(num_bytes):
-    assert num_bytes <= size_class(num_bytes) <= num_bytes * 9 / 8 + 1
-    assert size_class(size_class(num_bytes)) == size_class(num_bytes)
-
-
-def test_a_limit_of_the_pool_counts_what_is_free_and_lets_it_go_first():
-    pool = HostPool(limit_bytes=3000)
-    pool.give_back(pool.take(2048))
-    lent = pool.take(1024)
-    assert pool.held_bytes == 1024 + 2048 - 2048
-    with pytest.raises(OffloadError, match=r"2048 bytes do not fit .* holds 1024 of at most 3000"):
-        pool.take(2048)
-    pool.give_back(lent)
-    pool.take(2048)
-
-
-def test_a_failed_put_frees_what_came_before():
-    pool = HostPool(limit_bytes=100)
-    copy = ThreadCopies(pool).out([torch.ones(n, dtype=torch.uint8) for n in (64, 64)])
-    with pytest.raises(OffloadError):
-        copy.result()
-    assert pool.lent_bytes == 0
-
-
-def test_a_file_is_named_after_its_rank_used_again_and_removed(tmp_path):
-    store = FileStore(tmp_path, rank=3)
-    (path,) = tmp_path.iterdir()
-    assert f"-rank3-pid{os.getpid()}-" in path.name
-    data = torch.arange(100, dtype=torch.uint8)
-    places = [store.put(data), store.put(data + 1)]
-    store.free(places[0])
-    places[0] = store.put(data + 2)
-    assert store.num_bytes == 2 * size_class(100)
-    back = torch.empty(2, 100, dtype=torch.uint8)
-    for place, into in zip(places, back, strict=True):
-        store.get(place, into)
-    assert torch.equal(back, torch.stack([data + 2, data + 1]))
-    del store
-    assert not path.exists()
-
-
-def test_a_file_of_a_killed_process_goes_with_the_next_one(tmp_path):
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    name = f"zerobubble-offload-{socket.gethostname()}-rank0-pid{{}}-x"
-    paths = [tmp_path / name.format(pid) for pid in (ended.pid, os.getpid())]
-    for path in paths:
-        path.touch()
-    store = FileStore(tmp_path, rank=0)
-    assert set(tmp_path.iterdir()) == {paths[1], store.path}
-
-
-def test_a_full_disk_names_the_bytes_the_file_and_the_fix(tmp_path, monkeypatch):
-    store = FileStore(tmp_path, rank=0)
-    monkeypatch.setattr(os, "pwrite", _no_space)
-    with pytest.raises(OffloadError, match=f"cannot write 9 bytes to {tmp_path}.*No space left on"):
-        store.put(torch.ones(9, dtype=torch.uint8))
-
-
-def _no_space(*_):
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def test_a_file_that_is_cut_short(tmp_path):
-    store = FileStore(tmp_path, rank=0)
-    place = store.put(torch.ones(9, dtype=torch.uint8))
-    store.path.write_bytes(b"")
-    with pytest.raises(OffloadError, match=r"cannot read 9 bytes .* ends too early"):
-        store.get(place, torch.empty(9, dtype=torch.uint8))
-
-
-def test_a_checksum_finds_one_bit(store):
-    verified = VerifiedStore(store)
-    data = torch.randint(256, (1000,), dtype=torch.uint8)
-    place = verified.put(data)
-    if isinstance(store, HostPool):
-        place.place.tensor[500] ^= 4
-        where = "the host pool"
-    else:
-        content = bytearray(store.path.read_bytes())
-        content[500] ^= 4
-        store.path.write_bytes(content)
-        where = str(store.path)
-    with pytest.raises(OffloadError, match=f"1000 .* came back changed from {where}"):
-        verified.get(place, torch.empty_like(data))
-
-
 @pytest.mark.parametrize("name", ["host_memory", "smallest_bytes"])
-def test_negative_sizes(name):
-    with pytest.raises(UsageError, match=f"{name} must be at least 0 bytes, not -1"):
-        Offload(**{name: -1})
+@pytest.mark.parametrize("value", [-1, "8", 1.5, float("nan"), True], ids=str)
+def test_what_is_no_size_is_refused(name, value):
+    with pytest.raises(UsageError) as refusal:
+        Offload(**{name: value})
+    message = f"{name} must be a whole number of bytes, at least 0, not {value!r}"
+    assert str(refusal.value) == message
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"directory": ""}, "directory must be the path of a folder, or None for none, not ''"),
+        ({"directory": 3}, "directory must be the path of a folder, or None for none, not 3"),
+        ({"verify": "no"}, "verify must be True or False, not 'no'"),
+        (
+            {"smallest_bytes": None},
+            "smallest_bytes must be a whole number of bytes, at least 0, not None",
+        ),
+    ],
+)
+def test_other_wrong_settings(settings, message):
+    with pytest.raises(UsageError) as refusal:
+        Offload(**settings)
+    assert str(refusal.value) == message
 
 
 def test_bytes_of_a_storage_are_not_copied():
@@ -348,7 +302,7 @@ def test_a_cuda_device_moves_on_streams_beside_the_compute(settings, tmp_path):
     tensors = [torch.randn(2**20, device=device, generator=generator) for _ in range(4)]
     expected = [tensor.clone() for tensor in tensors]
     before = torch.cuda.memory_allocated()
-    parcels = [Parcel(offloading.copies, ()) for _ in tensors]
+    parcels = [offloading.parcel(()) for _ in tensors]
     saved = [parcel.pack(tensor) for parcel, tensor in zip(parcels, tensors, strict=True)]
     for parcel in parcels:
         parcel.send()

@@ -218,3 +218,22 @@ def test_a_cuda_device_steps_pinned_state_to_the_same_bits(options, monkeypatch)
     assert all(map(torch.equal, host.owned, plain.owned))
     assert all(s["exp_avg"].is_pinned() for s in host.inner.state.values())
     assert host.state.on_device.peak_bytes <= 2 * 2 * 4 * NUM_VALUES
+
+
+def test_the_host_waits_for_copies_outside_steps(monkeypatch):
+    """As nothing else makes it wait, before ``state_dict`` reads what lies in pinned memory."""
+    copies, copy_ = [], torch.Tensor.copy_
+
+    def noted(self, source, non_blocking=False):
+        copies.append(non_blocking)
+        return copy_(self, source, non_blocking)
+
+    inner = torch.optim.AdamW([torch.nn.Parameter(torch.ones(3))])
+    inner.param_groups[0]["params"][0].grad = torch.ones(3)
+    inner.step()
+    saved = copy.deepcopy(inner.state_dict())
+    monkeypatch.setattr(torch.Tensor, "copy_", noted)
+    state = optimizer_state.HostState(inner)
+    assert copies == [False] * 2
+    state.load(saved)
+    assert copies == [False] * 4

@@ -90,7 +90,7 @@ class recomputing_light:
         if not is_plain_autograd() or torch.compiler.is_compiling():
             return
         self._light = _Light(_innermost_hooks())
-        self._hooks = saved_tensors_hooks(self._light.pack, give)
+        self._hooks = saved_tensors_hooks(self._light.hold, give)
         self._outer = _here.light
         _hold_patches()
         self._hooks.__enter__()
@@ -139,16 +139,15 @@ class _Light:
     def __init__(self, outer: Any) -> None:
         self._outer = outer
         self._made: dict[int, _Made] = {}
-        self.pack = self._hold  # one object, known again by its identity
 
     def end(self) -> None:
-        """Forget what was made: nodes hold the hooks, and with them this, as long as they live."""
-        self._made = {}
+        """Forget everything: nodes hold the hooks, and with them this, as long as they live."""
+        self._made, self._outer = {}, None
 
     def is_innermost(self) -> bool:
         """Whether no hooks inside, as of a checkpointed region, take what is saved."""
         hooks = _innermost_hooks()
-        return hooks is not None and hooks[0] is self.pack
+        return hooks is not None and hooks[0] == self.hold
 
     def run(
         self,
@@ -167,10 +166,10 @@ class _Light:
         recipe = Recipe(function, inputs[0].device, kind.draws)
         outputs = recipe.record(*args, **kwargs)
         if versions != [each._version for each in watched]:
-            recipe.keep_all(self._hold)
+            recipe.keep_all(self.hold)
             return outputs
         blank = not kind.needs_values and self._slot_of(inputs[0]) is None
-        hold = Blank if blank else self._hold
+        hold = Blank if blank else self.hold
         recipe.forget(
             [_as_input(a, hold) for a in args], {k: _as_input(v, hold) for k, v in kwargs.items()}
         )
@@ -198,7 +197,7 @@ class _Light:
     def _gone(self, key: int, _: object) -> None:
         self._made.pop(key, None)
 
-    def _hold(self, tensor: Tensor) -> Held:
+    def hold(self, tensor: Tensor) -> Held:
         """Let a tensor go that can be computed again, and keep any other one."""
         slot = self._slot_of(tensor)
         if slot is not None:

@@ -31,6 +31,7 @@ class EmulatedCopies:
         self._copies = copies
         self._costs = costs
         self._device = device
+        self.device = copies.device
         self.free = copies.free
         self.close = copies.close
 

@@ -92,7 +92,7 @@ class HostState(OptimizerState):
         self._counting = Lock()
         self._behind: dict[torch.device, _Behind] = {}
         for parameter, state in [*inner.state.items()]:
-            _copy(self._take_home(parameter, state))
+            _copy(self._take_home(parameter, state), is_blocking=True)
 
     @property
     def host_bytes(self) -> int:
@@ -146,7 +146,7 @@ class HostState(OptimizerState):
             for key, value in loaded.items():
                 if key != "step" and self._moves(key, value, parameter):
                     loaded[key] = value.to(parameter.dtype)  # as torch does
-            _copy(self._take_home(parameter, loaded))
+            _copy(self._take_home(parameter, loaded), is_blocking=True)
 
     def finish(self) -> None:
         """Wait for all copies."""
@@ -269,8 +269,8 @@ def copy_of(state: Mapping[Any, Any]) -> dict[Any, Any]:
     return {key: deepcopy(value, dict(parameters)) for key, value in state.items()}
 
 
-def _copy(copies: _Copies) -> None:
-    """Copy, and let go of the sources one by one."""
+def _copy(copies: _Copies, is_blocking: bool = False) -> None:
+    """Copy, and let go of the sources one by one; if not blocking, pinned memory comes later."""
     while copies:
         there, value = copies.pop()
-        there.copy_(value, non_blocking=True)
+        there.copy_(value, non_blocking=not is_blocking)

@@ -110,7 +110,8 @@ class Pipeline:
         if loss_reduction not in ("mean", "sum"):
             raise UsageError(f"loss_reduction must be 'mean' or 'sum', not {loss_reduction!r}")
         if recompute not in _RECOMPUTING:
-            raise UsageError(f"recompute must be 'off' or 'light', not {recompute!r}")
+            hint = ": for that, run a schedule with ops R" if recompute == "full" else ""
+            raise UsageError(f"recompute must be 'off' or 'light', not {recompute!r}{hint}")
         given = unpack(layers, schedule, loss_fn, layers_per_stage, tied)
         self.layers_of_stage = given.layers_of_stage
         self._failure: PipelineError | None = None

@@ -16,6 +16,7 @@ from zerobubble.runtime.ledger import Ledger, tensors_given
 from zerobubble.runtime.loss_scaler import LossScaler
 from zerobubble.runtime.offload import Offloading
 from zerobubble.runtime.offload.parcel import Parcel
+from zerobubble.runtime.offload.shared import SharedStorages
 from zerobubble.runtime.partition import StageModule
 from zerobubble.runtime.randomness import Randomness
 from zerobubble.runtime.repeat import ChangedBuffers, Repeat, saving_nothing
@@ -92,6 +93,7 @@ class Stage:
         self._gradients: dict[int, list[Tensor]] = {}
         self._queues: dict[int, WeightQueue] = {}
         self._parcels: dict[int, Parcel] = {}
+        self._shared = SharedStorages()
         self._repeats: dict[int, Repeat] = {}
         self._changed_buffers = ChangedBuffers(module)
 
@@ -173,7 +175,7 @@ class Stage:
             assert self.offloading is not None, "the pipeline gives it to all stages"
             leaves, _ = self._inputs[microbatch]
             others = chain(tensors_given(self.module, batch), leaves)
-            parcel = self._parcels[microbatch] = self.offloading.parcel(others)
+            parcel = self._parcels[microbatch] = self.offloading.parcel(others, self._shared)
         return self.ledger.watching(self.module, batch, parcel)
 
     def _batch(self, given: _Given) -> _Given:

@@ -50,7 +50,7 @@ class RunConfig:
     """Kind of device the ranks compute on."""
     precision: Precision = "fp32"
     """Data type of matrix products: float32, or bfloat16 by autocast."""
-    recompute: Recompute = "off"
+    recompute: Annotated[str, arg(metavar=f"{{{','.join(get_args(Recompute))}}}")] = "off"
     """What B computes again instead of keeping it: nothing, or norms and activations (light)."""
     threads: int = 0
     """CPU threads of each rank; 0 shares the cores between the ranks of a machine."""
@@ -74,11 +74,20 @@ class RunConfig:
             read_size(f"host_memory {self.host_memory!r}", self.host_memory)
         require_one_of("device", self.device, get_args(Device))
         require_one_of("precision", self.precision, get_args(Precision))
-        require_one_of("recompute", self.recompute, get_args(Recompute))
+        _require_recompute(self.recompute)
         if self.replan_after >= self.steps and self.replan_after:
             raise UsageError(
                 f"replan_after {self.replan_after} leaves none of {self.steps} steps to run"
             )
+
+
+def _require_recompute(value: str) -> None:
+    if value == "full":
+        raise UsageError(
+            "recompute full is for a schedule to say, by its ops R: make one with zerobubble "
+            "search --recompute full --out s.json, and train with --schedule s.json"
+        )
+    require_one_of("recompute", value, get_args(Recompute))
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ def read_range(name: str, value: int | str) -> range | None:
 
 
 def read_size(what: str, text: str) -> float:
-    """Read a number of bytes with a unit, above 0; ``what`` begins the error.
+    """Read a number of bytes with a unit, above 0 and below 2**63; ``what`` begins the error.
 
     Raises:
         UsageError: it is none.
@@ -75,7 +75,10 @@ def read_size(what: str, text: str) -> float:
         raise UsageError(
             f"{what}: write bytes with a unit, as in 40GiB; the units are {', '.join(_UNITS)}"
         )
-    return float(match[1]) * _UNITS[match[2]]
+    size = float(match[1]) * _UNITS[match[2]]
+    if size >= 2**63:
+        raise UsageError(f"{what}: more bytes than 64 bits can count: write less than 2**33 GiB")
+    return size
 
 
 def nearest_multiples(value: int, step: int) -> str:

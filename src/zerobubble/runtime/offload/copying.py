@@ -4,6 +4,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from zerobubble.runtime.offload.marks import CopyMarks
@@ -20,7 +21,13 @@ class Copy(Protocol[_Result]):
 
 
 class Copies(Protocol):
-    """The two copy engines of a rank; each makes its copies in the order they are asked for."""
+    """The two copy engines of a rank; each makes its copies in the order they are asked for.
+
+    Attributes:
+        device: whose memory they copy.
+    """
+
+    device: torch.device
 
     def out(self, sources: list[Tensor]) -> Copy[list[Place]]:
         """Begin to copy device memory away; takes the tensors out of the list when it is done."""
@@ -42,6 +49,8 @@ class ThreadCopies:
         store: where the bytes go.
         marks: takes when the threads make each copy.
     """
+
+    device = torch.device("cpu")
 
     def __init__(self, store: Store, marks: CopyMarks | None = None) -> None:
         self._store = store

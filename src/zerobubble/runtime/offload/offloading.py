@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ from zerobubble.runtime.offload.file import FileStore
 from zerobubble.runtime.offload.marks import CopyMarks
 from zerobubble.runtime.offload.parcel import Parcel
 from zerobubble.runtime.offload.pool import HostPool
+from zerobubble.runtime.offload.shared import SharedStorages
 from zerobubble.runtime.offload.store import Store, VerifiedStore
 from zerobubble.runtime.offload.streams import StreamCopies
 
@@ -32,7 +34,7 @@ class Offload:
         smallest_bytes: tensors on smaller storages stay on the device.
 
     Raises:
-        UsageError: a number is negative.
+        UsageError: a size is not a whole number from 0 on, or ``directory`` is no path.
     """
 
     directory: str | Path | None = None
@@ -41,10 +43,17 @@ class Offload:
     smallest_bytes: int = 4096
 
     def __post_init__(self) -> None:
-        for name in ("host_memory", "smallest_bytes"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise UsageError(f"{name} must be at least 0 bytes, not {value}")
+        _must_be_bytes("smallest_bytes", self.smallest_bytes)
+        if self.host_memory is not None:
+            _must_be_bytes("host_memory", self.host_memory)
+        if self.directory is not None and not (
+            isinstance(self.directory, (str, Path)) and str(self.directory)
+        ):
+            raise UsageError(
+                f"directory must be the path of a folder, or None for none, not {self.directory!r}"
+            )
+        if not isinstance(self.verify, bool):
+            raise UsageError(f"verify must be True or False, not {self.verify!r}")
 
     def try_directory(self) -> None:
         """Make a file in the folder, if there is one, and remove it, and what killed ranks left.
@@ -54,6 +63,11 @@ class Offload:
         """
         if self.directory is not None:
             FileStore(self.directory, rank=0).close()
+
+
+def _must_be_bytes(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 0:
+        raise UsageError(f"{name} must be a whole number of bytes, at least 0, not {value!r}")
 
 
 class Offloading:
@@ -90,9 +104,12 @@ class Offloading:
             assert store is not None
             self.copies = ThreadCopies(store, self.marks)
 
-    def parcel(self, given: Iterable[Tensor]) -> Parcel:
-        """Make the parcel of one stage and microbatch, which leaves ``given`` where they are."""
-        return Parcel(self.copies, given, self.settings.smallest_bytes)
+    def parcel(self, given: Iterable[Tensor], shared: SharedStorages | None = None) -> Parcel:
+        """Make the parcel of one stage and microbatch, which leaves ``given`` where they are.
+
+        ``shared`` is for all parcels of a stage.
+        """
+        return Parcel(self.copies, given, self.settings.smallest_bytes, shared)
 
     def close(self) -> None:
         """End the copies and remove the file."""

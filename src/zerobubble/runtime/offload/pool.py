@@ -38,7 +38,8 @@ class HostPool:
 
     Args:
         limit_bytes: how much the pool may hold, lent or not; None: as much as there is.
-        is_pinned: whether the memory is page-locked, as copies beside a device's compute need.
+        is_pinned: whether the memory is page-locked, as copies beside a device's compute need;
+            then sizes are powers of two, since those are what torch takes.
 
     Attributes:
         held_bytes: size of all buffers.
@@ -62,7 +63,7 @@ class HostPool:
         Raises:
             OffloadError: the pool would exceed its limit, or the machine has no memory left.
         """
-        size = size_class(num_bytes)
+        size = 1 << (num_bytes - 1).bit_length() if self.is_pinned else size_class(num_bytes)
         with self._lock:
             fitting = self._free[size]
             buffer = fitting.pop() if fitting else self._new(size)

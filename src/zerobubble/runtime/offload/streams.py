@@ -5,8 +5,8 @@ or read, and a copy back waits for the compute that used its memory before. Only
 checksum needs is done by threads, which do wait.
 """
 
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from zerobubble.runtime.offload.copying import Copy, put_all
 from zerobubble.runtime.offload.marks import CopyMarks
 from zerobubble.runtime.offload.pool import Buffer, HostPool
-from zerobubble.runtime.offload.store import Place, Store
+from zerobubble.runtime.offload.store import OffloadError, Place, Store
 
 _Result = TypeVar("_Result", covariant=True)
 
@@ -58,7 +58,7 @@ class StreamCopies:
         marks: CopyMarks | None = None,
     ) -> None:
         self._marks = marks or CopyMarks()
-        self._device = device
+        self.device = device
         self._pool = pool
         self._store = store
         self._out = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -66,6 +66,8 @@ class StreamCopies:
         self._writer, self._reader = (
             ThreadPoolExecutor(1, f"zerobubble-{direction}") for direction in ("offload", "load")
         )
+        self._writes: list[Future[Any]] = []
+        self._reads: list[Future[Any]] = []
 
     def out(self, sources: list[Tensor]) -> Copy[list[Place]]:
         """Begin to copy away what the compute stream has made."""
@@ -76,16 +78,28 @@ class StreamCopies:
         places: list[Place] = list(buffers)
         if self._store is not None:
             stored = self._writer.submit(self._write, buffers, ended)
+            self._writes = [*_under_way(self._writes), stored]
             places = [_Stored(stored, index) for index in range(len(buffers))]
         return _Awaited(lambda: (ended, places))
 
     def _copy_out(self, source: Tensor) -> Buffer:
-        buffer = self._pool.take(source.numel())
+        buffer = self._take(source.numel(), after_reads=True)
         if buffer.busy_until is not None:
             self._out.wait_event(buffer.busy_until)
         with torch.cuda.stream(self._out):
             buffer.content.copy_(source, non_blocking=True)
         return buffer
+
+    def _take(self, num_bytes: int, *, after_reads: bool = False) -> Buffer:
+        """Take a buffer of the pool; if it has none left, wait for those that are in use."""
+        while True:
+            pending = _under_way([*self._writes, *(self._reads if after_reads else ())])
+            try:
+                return self._pool.take(num_bytes)
+            except OffloadError:
+                if not pending:
+                    raise
+            wait(pending[:1])
 
     def _give_back(self, buffer: Buffer) -> None:
         """Let others use a buffer when its copy has ended."""
@@ -110,6 +124,7 @@ class StreamCopies:
             ended = _now(self._back)
             return _Awaited(lambda: (ended, None))
         loaded = self._reader.submit(self._read, places, targets, taken)
+        self._reads = [*_under_way(self._reads), loaded]
         return _Awaited(lambda: (loaded.result(), None))
 
     def _copy_back(
@@ -129,11 +144,11 @@ class StreamCopies:
         self, places: list[_Stored], targets: list[Tensor], taken: torch.cuda.Event
     ) -> torch.cuda.Event:
         assert self._store is not None
-        torch.cuda.set_device(self._device)
+        torch.cuda.set_device(self.device)
         buffers: list[Buffer] = []
         try:
             for place, target in zip(places, targets, strict=True):
-                buffers.append(self._pool.take(target.numel()))
+                buffers.append(self._take(target.numel()))
                 if buffers[-1].busy_until is not None:
                     buffers[-1].busy_until.synchronize()
                 self._store.get(place.written.result()[place.number], buffers[-1].content)
@@ -163,6 +178,10 @@ class StreamCopies:
         if self._store is not None:
             self._store.close()
         self._pool.close()
+
+
+def _under_way(jobs: Iterable[Future[Any]]) -> list[Future[Any]]:
+    return [job for job in jobs if not job.done()]
 
 
 def _now(stream: Any = None) -> torch.cuda.Event:
