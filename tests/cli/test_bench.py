@@ -9,7 +9,10 @@ import time
 
 import pytest
 
+from zerobubble import Schedule
+from zerobubble.formats.json import save
 from zerobubble.formats.timeline import load
+from zerobubble.ir import BW, F, L, O, linear
 
 KEYS = {"schedule", "validate", "span", "makespan", "measured", "ratio", "host_us_per_op"}
 QUICK = ("bench", "runtime", "-m", 3, "--costs", "1,1,1,0.5", "--steps", 2)
@@ -61,6 +64,25 @@ def test_text_has_a_line_for_each_schedule_within_the_memory(zerobubble):
     assert line.split()[:4] == ["search", "sync", "9.0", "9.0"]
 
 
+def test_copies_take_the_time_that_the_bandwidth_says(zerobubble):
+    """F takes 4 ms, O and L 40 ms each, and BW 4 ms, one after the other."""
+    flags = ("-p", 1, "--costs", "4,2,2,0", "--offload-bandwidth", 0.025)
+    ops = [F(0, 0), O(0, 0), L(0, 0), BW(0, 0)]
+    save(Schedule.from_ops("there-and-back", linear(1), 1, [ops]), "saved.json")
+    found = zerobubble(*QUICK[:3], 1, *flags, "--schedules", "saved.json", "--steps", 2, "--json")
+    assert [row["span"] for row in json.loads(found.out)["rows"]] == [88, 88]
+
+
+def test_the_search_may_offload(zerobubble):
+    flags = ("-p", 2, "--costs", "3,3,3,0", "--memory", 1, "--validate", "sync")
+    words = (*QUICK[:3], 8, *flags, "--steps", 1, "--schedules", "search", "--json")
+    without, offloads = (
+        json.loads(zerobubble(*words, *more).out)["rows"][0]["span"]
+        for more in ((), ("--offload", "auto", "--offload-bandwidth", 1))
+    )
+    assert offloads < without
+
+
 @pytest.mark.parametrize(
     ("flags", "part"),
     [
@@ -72,6 +94,10 @@ def test_text_has_a_line_for_each_schedule_within_the_memory(zerobubble):
         (["runtime", "-p", "2", "-m", "2", "--schedules", "1f1b,"], "unknown schedule ''"),
         (["runtime", "-p", "2", "-m", "2", "--costs", "1,2"], "--costs '1,2': write F,B,W,comm"),
         (["runtime", "-p", "2", "-m", "2", "--memory", "0"], "--memory '0': write a number"),
+        (
+            ["runtime", "-p", "2", "-m", "2", "--schedules", "search", "--offload", "auto"],
+            "--offload needs the speed of the copies: give --offload-bandwidth",
+        ),
         (
             ["runtime", "-p", "1", "-m", "1", "--costs", "1e15,1,1,0"],
             "lasts 1e+12 s at these costs",

@@ -76,7 +76,26 @@ def _with_bandwidth(costs: Costs, bandwidth: str | None) -> Costs:
     return costs.with_bandwidth(numbers[0])
 
 
-def require_copy_times(costs: Costs) -> Costs:
+def read_costs_to_search(
+    text: str, ranks: int, bandwidth: str | None, offload: str, placement: str = ""
+) -> Costs | Callable[[Placement], Costs]:
+    """Read the costs of every stage, or what gives them for a placement.
+
+    Raises:
+        UsageError: as ``read_costs``, or stages may be offloaded and nobody said how fast.
+    """
+    if placement:
+        costs: Costs | Callable[[Placement], Costs] = partial(read_costs, text, bandwidth=bandwidth)
+    else:
+        costs = read_costs_for_any_placement(text, ranks, bandwidth)
+    if offload == "off":
+        return costs
+    if isinstance(costs, Costs):
+        return _require_copy_times(costs)
+    return lambda placement: _require_copy_times(costs(placement))
+
+
+def _require_copy_times(costs: Costs) -> Costs:
     """Refuse to search with copies to the host that nobody said the time of."""
     if not (costs.offload.any() or costs.load.any()):
         raise UsageError(

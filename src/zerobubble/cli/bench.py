@@ -10,11 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Literal, Union
 
 from tyro.conf import arg
 
-from zerobubble.cli._arguments import CostsFlag, Json, MemoryFlag, Microbatches, Ranks
+from zerobubble.cli._arguments import (
+    BandwidthFlag,
+    CostsFlag,
+    Json,
+    MemoryFlag,
+    Microbatches,
+    OffloadFlag,
+    Ranks,
+)
 from zerobubble.cli._parse import parse
 from zerobubble.cli._report import print_json
 from zerobubble.cli._resolve import (
-    read_costs_for_any_placement,
+    read_costs_to_search,
     read_memory,
     require_counts,
     resolve,
@@ -61,6 +69,10 @@ class Bench:
         ),
     ] = _SCHEDULES
     memory: MemoryFlag = None
+    offload: Annotated[
+        OffloadFlag, arg(help=f"which stages {_SEARCH} may offload: none, the best, or all")
+    ] = "off"
+    offload_bandwidth: BandwidthFlag = None
     steps: Annotated[int, arg(help="how many steps are measured")] = 10
     validate: Annotated[
         Literal["post", "sync", "both"], arg(help="how the optimizer learns of the norm")
@@ -108,13 +120,13 @@ def _choose(spec: str, asked: Bench) -> tuple[Schedule, Costs]:
     ranks, microbatches = require_counts(spec, asked.ranks, asked.microbatches)
     limits = read_memory(asked.memory, ranks)
     if spec != _SEARCH:
-        schedule, costs = resolve(spec, ranks, microbatches, asked.costs)
+        schedule, costs = resolve(spec, ranks, microbatches, asked.costs, asked.offload_bandwidth)
         verify(schedule, costs, limits)
         return schedule, costs
-    any_costs = read_costs_for_any_placement(asked.costs, ranks)
+    any_costs = read_costs_to_search(asked.costs, ranks, asked.offload_bandwidth, asked.offload)
     # By default the memory of zb-h2, for which a schedule without bubble is known.
     limits = [2.0 * ranks] * ranks if limits is None else limits
-    found = search(any_costs, ranks, microbatches, limits, effort="quick")
+    found = search(any_costs, ranks, microbatches, limits, effort="quick", offload=asked.offload)
     return found.schedule.renamed(_SEARCH), found.timeline.costs
 
 

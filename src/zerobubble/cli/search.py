@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -25,10 +24,8 @@ from zerobubble.cli._arguments import (
 from zerobubble.cli._parse import parse
 from zerobubble.cli._report import print_json, print_timeline, row
 from zerobubble.cli._resolve import (
-    read_costs,
-    read_costs_for_any_placement,
+    read_costs_to_search,
     read_memory,
-    require_copy_times,
     require_counts,
 )
 from zerobubble.cli._writing import SCHEDULE, Target, require_places
@@ -70,7 +67,9 @@ def run(argv: Sequence[str]) -> int:
     ranks, microbatches = require_counts("search", asked.ranks, asked.microbatches)
     limits = read_memory(asked.memory, ranks) or np.inf
     require_places(Target("--out", asked.out, SCHEDULE))
-    costs = _costs(asked, ranks)
+    costs = read_costs_to_search(
+        asked.costs, ranks, asked.offload_bandwidth, asked.offload, asked.placement
+    )
     found = search(
         costs,
         ranks,
@@ -92,19 +91,6 @@ def run(argv: Sequence[str]) -> int:
         if Relief(asked.offload, asked.recompute) != Relief():
             print(_moved(found))
     return 0
-
-
-def _costs(asked: Search, ranks: int) -> CostsOrFunction:
-    """Read the costs of every stage, or what gives them for a placement."""
-    if asked.placement:
-        costs: CostsOrFunction = partial(read_costs, asked.costs, bandwidth=asked.offload_bandwidth)
-    else:
-        costs = read_costs_for_any_placement(asked.costs, ranks, asked.offload_bandwidth)
-    if asked.offload == "off":
-        return costs
-    if isinstance(costs, Costs):
-        return require_copy_times(costs)
-    return lambda placement: require_copy_times(costs(placement))
 
 
 def _certificate(found: SearchResult) -> str:
