@@ -228,7 +228,7 @@ class Facts:
 
     def _slack(self, deadlines: Floats) -> Floats:
         shared = self.timeline.costs.ranks_per_engine
-        order = order_of_waits(self.timeline.schedule, self.start, shared)
+        order = order_of_waits(self.timeline.schedule, self.start, self.end, shared)
         there = np.minimum(self.input_there, self.start)
         travel = np.where(self.needs >= 0, np.maximum(there - self.made, 0.0), 0.0)
         latest = deadlines[self.ranks]

@@ -60,8 +60,9 @@ function orderOfWaits({ schedule, costs, timeline }) {
   const asked = new Float64Array(numOps);
   order.forEach((i, k) => (asked[i] = k));
   for (const tracks of schedule.tracks) for (const i of tracks[OUT]) asked[i] = asked[needs[i]] + 0.5;
-  const begun = (i) => (costs.ranks_per_engine > 1 ? timeline.start[i] : 0);
-  return order.slice().sort((a, b) => begun(a) - begun(b) || asked[a] - asked[b]);
+  const { start, end } = timeline;
+  const begun = (a, b) => (costs.ranks_per_engine > 1 ? start[a] - start[b] || end[a] - end[b] : 0);
+  return order.slice().sort((a, b) => begun(a, b) || asked[a] - asked[b]);
 }
 
 // The copies of every engine, in turn.
