@@ -194,7 +194,7 @@ def test_the_ratio_of_copies_to_compute_is_the_published_one(hidden_size):
         assert k == pytest.approx(printed, rel=0.08)
 
 
-@pytest.mark.parametrize("wrong", [0, -1, float("nan"), float("inf")])
+@pytest.mark.parametrize("wrong", [0, -1, float("nan"), float("inf"), "a"])
 def test_a_ratio_needs_positive_numbers(wrong):
     for place in range(4):
         values = [4096, 4096, 220e12, 15e9]

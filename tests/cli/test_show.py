@@ -60,7 +60,7 @@ def test_json_has_the_numbers(zerobubble):
             {"warm-up": 2, "waits for B of stage 3 on rank 3": 1},
             {"warm-up": 3},
         ],
-        "critical_path": {"compute": 27, "transfer": 0, "wait": 0},
+        "critical_path": {"compute": 27, "transfer": 0, "copies": 0, "wait": 0},
     }
 
 
