@@ -208,6 +208,12 @@ def run_in_order(
         end[code] = free[ranks[row]] = begin + durations[row]
 
 
+def has_free_copies(timeline: Timeline) -> bool:
+    """Tell whether anything is offloaded, and the costs say of no copy that it takes time."""
+    costs = timeline.costs
+    return timeline.schedule.has_copies and not (costs.offload.any() or costs.load.any())
+
+
 def travels_of_ops(schedule: Schedule, costs: Costs) -> Floats:
     """Tabulate how long the input of an op travels, by kind and stage: nothing within a rank."""
     holders = np.asarray(schedule.placement.stage_to_rank)
