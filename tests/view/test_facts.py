@@ -234,3 +234,13 @@ def test_memory_of_copies_and_second_forwards():
     assert facts.memory_after.tolist() == [1, 0, 1, 2, 1, 0, 1, 0, 0, 1, 0]
     peak = facts.peak_op(0)
     assert (peak.op, peak.memory, peak.start) == (L(0, 0), 2, 3.5)
+
+
+def test_copies_on_the_critical_path_are_no_transfers():
+    """The forward takes 1, its copies 3 and 2 with nothing beside them, the backward 2."""
+    ops = [[F(0, 0), O(0, 0), L(0, 0), BW(0, 0)]]
+    schedule = Schedule.from_ops("mine", linear(1), 1, ops)
+    costs = dataclasses.replace(Costs.uniform(1), offload=np.array([3]), load=np.array([2]))
+    facts = Facts(simulate(schedule, costs))
+    assert facts.split._asdict() == {"compute": 3, "transfer": 0, "copies": 5, "wait": 0}
+    assert "transfer 0 (0.0%), copies 5 (62.5%), wait" in explain(facts)

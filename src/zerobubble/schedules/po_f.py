@@ -11,8 +11,9 @@ from zerobubble.schedules.registry import schedule
 def po_f(*, num_ranks: int, num_microbatches: int, v: int = 2, costs: Costs) -> Schedule:
     """Offload all stages of GIS-H: memory of about four stages, at any number of ranks.
 
-    Each W follows its B, and frees what the B has left. Four stages are held where the copies take
-    as long as the compute; by default they take no time, and one is held.
+    Each W follows its B, and frees what the B has left. By default copies take no time, and one
+    stage is held; with slower ones two to four are, which is what holds as long as no copy takes
+    longer than the compute of its stage.
 
     >>> from zerobubble import Costs, build, simulate
     >>> from zerobubble.copies import without_copies

@@ -305,7 +305,10 @@ class _Picture:
         yield _swatch(x, y, _IDLE)
         yield f'<text x="{_n(x + 20)}" y="{_n(y + 4)}">idle</text>'
         if any(odd for _, odd in self.styles):
-            texts = ["lighter, lower case: every second stage of a rank", "lighter: every second"]
+            texts = [
+                "lighter, lower case: every second stage of a rank",
+                "lighter: every 2nd stage",
+            ]
             if (num_turns := max(self.turn_of_stage.values()) + 1) > 2:
                 marks = " ".join(styled("F", turn, "") for turn in range(min(num_turns, 4)))
                 more = " ..." * (num_turns > 4)
