@@ -1,6 +1,7 @@
 """Does ``zerobubble export`` write what was asked for, of schedules and of measured runs?"""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -105,3 +106,12 @@ def test_help_names_the_formats(capsys):
     out, err = capsys.readouterr()
     assert (end.value.code, err) == (0, "")
     assert all(f"{flag} FILE" in out for flag in ("--trace", "--csv", "--svg"))
+
+
+def test_copies_are_drawn_with_the_time_that_they_take(zerobubble):
+    flags = ("po-f", *SIZE, "--svg", "a.svg")
+    free = "copies of po-f take no time: --offload-bandwidth says how fast they are\n"
+    assert zerobubble("export", *flags) == (0, free, "")
+    assert "copy to the host" not in Path("a.svg").read_text()
+    assert zerobubble("export", *flags, "--offload-bandwidth", 2) == (0, "", "")
+    assert "copy to the host" in Path("a.svg").read_text()

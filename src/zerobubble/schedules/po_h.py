@@ -22,8 +22,8 @@ def po_h(*, num_ranks: int, num_microbatches: int, v: int = 2, costs: Costs) -> 
     p = 2, v = 2 it is 1 instead of 0.5; at p = 4, v = 2 it is 1.5 instead of 1; at p = 16, v = 8 it
     is 2.875 instead of 2.5.
 
-    Unlike the bubble of interleaved, that of this schedule hardly falls with v: at p = 4, m = 32 and
-    equal times it is 4.5%, 4.5% and 4.4% for v = 2, 4 and 8, against 4.5%, 2.3% and 1.2%.
+    Unlike the bubble of interleaved, that of this schedule hardly falls with v: at p = 4, m = 32
+    and equal times it is 4.5%, 4.5% and 4.4% for v = 2, 4 and 8, against 4.5%, 2.3% and 1.2%.
 
     >>> from zerobubble import Costs, build, simulate
     >>> from zerobubble.copies import without_copies
