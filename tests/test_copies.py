@@ -8,7 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.strategies import costs_of_copies_for, schedules, schedules_with_copies
-from zerobubble.copies import offload_to_compute_ratio, with_copies, with_recompute
+from zerobubble.copies import (
+    copy_to_compute_ratio,
+    offload_to_compute_ratio,
+    with_copies,
+    with_recompute,
+)
 from zerobubble.costs import Costs
 from zerobubble.errors import ScheduleError, UsageError
 from zerobubble.ir import BW, F, Kind, Schedule, looped
@@ -194,7 +199,7 @@ def test_the_ratio_of_copies_to_compute_is_the_published_one(hidden_size):
         assert k == pytest.approx(printed, rel=0.08)
 
 
-@pytest.mark.parametrize("wrong", [0, -1, float("nan"), float("inf")])
+@pytest.mark.parametrize("wrong", [0, -1, float("nan"), float("inf"), "a"])
 def test_a_ratio_needs_positive_numbers(wrong):
     for place in range(4):
         values = [4096, 4096, 220e12, 15e9]
@@ -212,3 +217,13 @@ def test_copies_back_that_start_together_go_in_the_order_of_the_backwards():
     copied = with_copies(schedule, costs)
     assert copied.has(Kind.L).reshape(-1).tolist()[:2] == [True, True]
     assert simulate(copied, costs).span == 4
+
+
+def test_k_is_of_the_worst_stage_and_infinite_without_compute():
+    costs = Costs.uniform(2, f=1, b=1, w=2)
+    slow = replace(costs, offload=np.array([1, 2]), load=np.array([1, 1]))
+    assert copy_to_compute_ratio(slow) == 0.75
+    nothing = np.zeros(2)
+    idle = replace(slow, forward=nothing, backward_input=nothing, backward_weight=nothing)
+    assert copy_to_compute_ratio(idle) == np.inf
+    assert copy_to_compute_ratio(replace(idle, offload=nothing, load=nothing)) == 0

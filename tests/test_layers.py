@@ -14,7 +14,8 @@ ROOT = Path(zerobubble.__file__).parent
 # Each name may use the names before it on its own line and those of the layers it may use.
 LAYERS = {
     0: "errors jit ir graph costs",
-    1: "verify waits simulate measured lower copies schedules formats search profile plan",
+    1: "verify waits copy_engines simulate measured lower copies schedules formats search profile "
+    "plan",
     2: "view",
     3: "autograd",
     4: "runtime profiling checkpoint",

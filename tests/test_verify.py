@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.strategies import lists_of_ops, schedules, with_orders
 from zerobubble.costs import Costs
 from zerobubble.errors import ScheduleError, UsageError
-from zerobubble.ir import BW, B, F, Kind, Schedule, W, linear
+from zerobubble.ir import BW, B, F, Kind, L, O, Schedule, W, linear
 from zerobubble.verify import RULES, Subject, memory_returns_to_zero, verify, violations
 
 
@@ -219,3 +219,10 @@ def test_costs_and_limits_must_fit():
 
 def test_every_rule_has_a_docstring():
     assert all((rule.__doc__ or "").endswith(".") for rule in RULES)
+
+
+def test_what_exceeds_a_limit_may_also_be_offloaded():
+    ops = [F(0, 0), O(0, 0), L(0, 0), BW(0, 0), F(0, 1), BW(0, 1)]
+    schedule = Schedule.from_ops("mine", linear(1), 2, [ops])
+    with pytest.raises(ScheduleError, match="run a backward or an O before it, or an L behind it"):
+        verify(schedule, memory=0.5)

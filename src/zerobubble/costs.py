@@ -12,6 +12,9 @@ from zerobubble.ir import Kind, Placement, Schedule
 
 Floats = NDArray[np.float64]
 
+# By this share a schedule may exceed a memory limit, and equal times differ: sums are rounded.
+TOLERANCE = 1e-9
+
 # Sums of fewer than 1e200 such values are finite.
 LARGEST = 1e100
 

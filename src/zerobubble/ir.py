@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from zerobubble.errors import ScheduleError, UsageError
 
 Codes = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 
 class Kind(IntEnum):
@@ -39,11 +40,6 @@ class Kind(IntEnum):
     O = 4  # noqa: E741
     L = 5
     R = 6
-
-    @property
-    def is_copy(self) -> bool:
-        """Whether a copy engine does it, beside the compute of the rank."""
-        return self in (Kind.O, Kind.L)
 
 
 # A schedule without O, L and R needs no tables for them.

@@ -2,17 +2,16 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from zerobubble.copy_engines import run_beside_copies
 from zerobubble.costs import Costs, Floats
 from zerobubble.graph import producers, run_order
 from zerobubble.ir import Codes, Kind, Op, Schedule
 from zerobubble.jit import hot
 from zerobubble.waits import find_waits
-
-_F, _B, _BW, _O, _L = int(Kind.F), int(Kind.B), int(Kind.BW), int(Kind.O), int(Kind.L)
 
 
 class TimedOp(NamedTuple):
@@ -153,7 +152,8 @@ def simulate(schedule: Schedule, costs: Costs) -> Timeline:
 
     A transfer between ranks delays the op that needs it and occupies no rank. The copies of a rank
     run beside its compute, those to the host one after the other in the order of their forwards,
-    those back in the order of its L. O starts as soon as its F has ended; the compute goes on
+    those back in the order of its L; where ranks share engines, in the order in which they would
+    start if none did. O starts as soon as its F has ended; the compute goes on
     behind O when that has ended. L starts when the compute reaches it, and its B (or BW) waits for
     it.
 
@@ -171,7 +171,7 @@ def simulate(schedule: Schedule, costs: Costs) -> Timeline:
     rows = ranks_of_ops(schedule), costs.durations().reshape(-1), travels_of_ops(schedule, costs)
     tables = (needs, schedule.num_microbatches, *rows)
     if schedule.has_copies:
-        _run_with_copies(schedule, costs, order, tables, start, end)
+        run_beside_copies(schedule, costs.ranks_per_engine, order, tables, start, end)
     else:
         free = np.zeros(schedule.num_ranks)
         run_in_order(order, *tables, free, start, end, work=len(order), adds_up=True)
@@ -208,90 +208,10 @@ def run_in_order(
         end[code] = free[ranks[row]] = begin + durations[row]
 
 
-def _run_with_copies(
-    schedule: Schedule,
-    costs: Costs,
-    order: Codes,
-    tables: tuple[Any, ...],
-    start: Floats,
-    end: Floats,
-) -> None:
-    """Give every op its start and end, and every copy its turn on the engine of its rank.
-
-    Where ranks share an engine, their copies take turns in the order in which they would start if
-    none were shared.
-    """
-    reached = np.zeros(schedule.num_codes)
-    pair = schedule.num_stages * schedule.num_microbatches
-    is_offloaded = schedule.has(Kind.O).reshape(-1)
-    is_loaded = schedule.has(Kind.L).reshape(-1)
-    ranks = np.arange(schedule.num_ranks)
-    for engines in (ranks, ranks // costs.ranks_per_engine):
-        turn = order[np.argsort(reached[order], kind="stable")]
-        free_out, free_in = np.zeros((2, schedule.num_ranks))
-        free = np.zeros(schedule.num_ranks)
-        run_beside_copies(
-            turn, *tables, free, engines, free_out, free_in, is_offloaded, is_loaded,
-            pair, reached, start, end, work=len(order), adds_up=True,
-        )  # fmt: skip
-        if costs.ranks_per_engine == 1:
-            return
-
-
-@hot
-def run_beside_copies(
-    order: Codes,
-    needs: Codes,
-    num_microbatches: int,
-    ranks: Codes,
-    durations: Floats,
-    travels: Floats,
-    free: Floats,
-    engines: Codes,
-    free_out: Floats,
-    free_in: Floats,
-    is_offloaded: Codes,
-    is_loaded: Codes,
-    pair: int,
-    reached: Floats,
-    start: Floats,
-    end: Floats,
-) -> None:
-    """Give every op its start and end, as ``run_in_order``, and when the compute ``reached`` it.
-
-    That is the start of what it computes, so that those times never fall along any dependency.
-
-    ``engines`` tells the copy engines of each rank, which are free again at ``free_out`` and
-    ``free_in``; ``is_offloaded`` and ``is_loaded`` are by stage and microbatch.
-    """
-    for code in order:
-        row = code // num_microbatches
-        rank = ranks[row]
-        engine = engines[rank]
-        kind, own = code // pair, code % pair
-        reached[code] = free[rank]
-        if kind == _O:
-            free[rank] = max(free[rank], end[code])
-            continue
-        begin = free[rank]
-        if kind == _L:
-            begin = max(begin, free_in[engine], end[needs[code]])
-        elif needs[code] >= 0:
-            begin = max(begin, end[needs[code]] + travels[row])
-        if kind in (_B, _BW) and is_loaded[own]:
-            begin = max(begin, end[_L * pair + own])
-        start[code] = begin
-        end[code] = begin + durations[row]
-        if kind == _L:
-            free_in[engine] = end[code]
-            continue
-        reached[code], free[rank] = begin, end[code]
-        if kind == _F and is_offloaded[own]:
-            offload = _O * pair + own
-            start[offload] = max(end[code], free_out[engine])
-            end[offload] = free_out[engine] = (
-                start[offload] + durations[offload // num_microbatches]
-            )
+def has_free_copies(timeline: Timeline) -> bool:
+    """Tell whether anything is offloaded, and the costs say of no copy that it takes time."""
+    costs = timeline.costs
+    return timeline.schedule.has_copies and not (costs.offload.any() or costs.load.any())
 
 
 def travels_of_ops(schedule: Schedule, costs: Costs) -> Floats:

@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike
 
-from zerobubble.costs import Costs, Floats
+from zerobubble.costs import TOLERANCE, Costs, Floats
 from zerobubble.errors import ScheduleError, UsageError
 from zerobubble.graph import places, run_order
 from zerobubble.ir import Codes, Kind, Schedule
@@ -191,7 +191,7 @@ def memory_returns_to_zero(subject: Subject) -> Iterator[Violation]:
     """What the forwards of a rank allocate, its backwards free."""
     for rank, order in enumerate(subject.schedule.orders):
         running = subject.memory_after_each_op(rank)
-        if len(order) and abs(running[-1]) > 1e-9 * max(1.0, running.max()):
+        if len(order) and abs(running[-1]) > TOLERANCE * max(1.0, running.max()):
             problem = f"{running[-1]:g} of activation memory is left after the last op"
             yield Violation("memory-returns-to-zero", rank, problem, "add the missing B or W")
 
@@ -204,14 +204,16 @@ def memory_limit(subject: Subject) -> Iterator[Violation]:
         zip(subject.schedule.orders, subject.memory.tolist(), strict=True)
     ):
         running = subject.memory_after_each_op(rank)
-        over = np.flatnonzero(running > limit * (1 + 1e-9))
+        over = np.flatnonzero(running > limit * (1 + TOLERANCE))
         if over.size:
             index = int(over[0])
             problem = (
                 f"{subject.schedule.op(order[index])} (op {index}) raises activation memory to "
                 f"{running[index]:g}, over the limit of {limit:g}"
             )
-            fix = f"run a backward before it, or allow {running.max():g}"
+            earlier = "a backward or an O" if subject.schedule.has_copies else "a backward"
+            later = ", or an L behind it" if subject.schedule.has_copies else ""
+            fix = f"run {earlier} before it{later}, or allow {running.max():g}"
             yield Violation("memory-limit", rank, problem, fix)
 
 

@@ -96,7 +96,7 @@ def find_waits(schedule: Schedule, start: Floats, end: Floats, ranks_per_engine:
     load[is_backward] = loads[stages[is_backward], microbatches[is_backward]]
     is_load = kinds == Kind.L
     needs[is_load] = turn[is_load]
-    copies, before = _engine_turns(schedule, start, ranks_per_engine)
+    copies, before = _engine_turns(schedule, start, end, ranks_per_engine)
     turn[copies] = before
     return Waits(computed, turn, needs, load)
 
@@ -118,7 +118,9 @@ def _pass_copies(
             last_op = last = index
 
 
-def _engine_turns(schedule: Schedule, start: Floats, ranks_per_engine: int) -> tuple[Codes, Codes]:
+def _engine_turns(
+    schedule: Schedule, start: Floats, end: Floats, ranks_per_engine: int
+) -> tuple[Codes, Codes]:
     """List the copies, and the one before each on its engine.
 
     O come in the order of their forwards, L in that of the rank; where ranks share an engine, in
@@ -129,8 +131,8 @@ def _engine_turns(schedule: Schedule, start: Floats, ranks_per_engine: int) -> t
     copies = np.flatnonzero((kinds == Kind.O) | (kinds == Kind.L))
     holders = np.searchsorted(offsets, copies, side="right") - 1
     engines = 2 * (holders // ranks_per_engine) + (kinds[copies] == Kind.L)
-    begun = start[copies] if ranks_per_engine > 1 else np.zeros(len(copies))
-    order = np.lexsort((_asked_at(schedule)[copies], begun, engines))
+    keys = _keys(schedule, start, end, ranks_per_engine)
+    order = np.lexsort((*(key[copies] for key in keys), engines))
     before = np.full(len(copies), -1)
     same = engines[order[1:]] == engines[order[:-1]]
     before[order[1:]] = np.where(same, copies[order[:-1]], -1)
@@ -148,9 +150,16 @@ def _asked_at(schedule: Schedule) -> Floats:
     return asked
 
 
-def order_of_waits(schedule: Schedule, start: Floats, ranks_per_engine: int) -> Codes:
+def order_of_waits(schedule: Schedule, start: Floats, end: Floats, ranks_per_engine: int) -> Codes:
     """List the indices of all ops so that each comes behind whatever it waits for."""
     if not schedule.has_copies:
         return index_of_codes(schedule)[run_order(schedule)]
-    begun = start if ranks_per_engine > 1 else np.zeros(len(start))
-    return np.lexsort((_asked_at(schedule), begun))
+    return np.lexsort(_keys(schedule, start, end, ranks_per_engine))
+
+
+def _keys(
+    schedule: Schedule, start: Floats, end: Floats, ranks_per_engine: int
+) -> tuple[Floats, ...]:
+    """Give the keys of that order, the last one first; what takes no time precedes what does."""
+    asked = _asked_at(schedule)
+    return (asked, end, start) if ranks_per_engine > 1 else (asked,)

@@ -1,6 +1,7 @@
 """Does ``zerobubble export`` write what was asked for, of schedules and of measured runs?"""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -72,7 +73,10 @@ def test_a_step_of_a_measured_run_is_written(zerobubble, tmp_path, spec, flags, 
         ),
         (["zb-h1", "--svg", "a.svg"], "zb-h1 needs ranks and microbatches: -p is missing"),
         (["zb-h1", *SIZE, "--step", 3, *FILES], "zb-h1 is no measured run: leave out --step"),
-        (["run", "-p", 2, *FILES], "run is a measured run: leave out -p, -m and --costs"),
+        (
+            ["run", "-p", 2, *FILES],
+            "run is a measured run: leave out -p, -m, --costs, --off",
+        ),
         (["run", "--step", 3, *FILES], "run has no step 3: recorded are 17, 18"),
         (["empty", *FILES], "empty is no run folder: it has no timeline.json"),
         (["none.json", *FILES], "none.json has no recorded step: run again with --trace-steps 1"),
@@ -102,3 +106,12 @@ def test_help_names_the_formats(capsys):
     out, err = capsys.readouterr()
     assert (end.value.code, err) == (0, "")
     assert all(f"{flag} FILE" in out for flag in ("--trace", "--csv", "--svg"))
+
+
+def test_copies_are_drawn_with_the_time_that_they_take(zerobubble):
+    flags = ("po-f", *SIZE, "--svg", "a.svg")
+    free = "copies of po-f take no time: --offload-bandwidth says how fast they are\n"
+    assert zerobubble("export", *flags) == (0, free, "")
+    assert "copy to the host" not in Path("a.svg").read_text()
+    assert zerobubble("export", *flags, "--offload-bandwidth", 2) == (0, "", "")
+    assert "copy to the host" in Path("a.svg").read_text()

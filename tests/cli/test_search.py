@@ -1,6 +1,8 @@
 """The command search."""
 
 import json
+import shlex
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +14,7 @@ KEYS = {
     "schedule", "ranks", "microbatches", "placement", "span", "makespan", "bubble",
     "bubble_makespan", "peak_memory", "peak_memory_per_rank", "bound_span", "bound_makespan",
     "gap", "binding", "seconds", "objective", "offloaded_stages", "recomputed_stages",
-    "light_recompute",
+    "light_recompute", "offload_to_compute_ratio", "replay",
 }  # fmt: skip
 
 
@@ -86,12 +88,57 @@ def test_a_schedule_with_copies_is_written_and_shown_with_its_copies_timed(zerob
     assert json.loads(shown.out)["span"] == pytest.approx(json.loads(found.out)["span"])
 
 
+LIGHT = {
+    "forward": 1, "backward_input": 1, "backward_weight": 1, "activation": 0.5,
+    "activation_light": [0.25] * 4, "recompute_light": 0.25, "offload": 1, "load": 0.5,
+}  # fmt: skip
+
+
+@pytest.fixture
+def with_light(zerobubble, tmp_path):
+    """Search with light recompute; give what was printed, and the file."""
+    costs, written = tmp_path / "costs.json", tmp_path / "best.json"
+    costs.write_text(json.dumps(LIGHT))
+    asked = ("--costs", costs, "--recompute", "light", "--offload", "auto")
+    found = zerobubble("search", *OFFLOADED, *asked, "--json", "--out", written)
+    return json.loads(found.out), written
+
+
+def test_what_was_found_with_light_recompute_is_replayed_as_it_says(zerobubble, with_light):
+    values, written = with_light
+    flags = shlex.split(values["replay"])
+    assert flags[2:] == ["--recompute", "light"]
+    assert max(values["peak_memory_per_rank"]) <= 0.5
+    assert zerobubble("verify", written, *flags, "--memory", 0.5).status == 0
+    assert zerobubble("verify", written, *flags[:2], "--memory", 0.25).status == 1
+    for command in ("show", "compare", "view"):
+        found = json.loads(zerobubble(command, written, *flags, "--json").out)
+        found = found.get("schedules", found.get("runs", [found]))[0]
+        assert (found["span"], found["peak_memory"]) == (values["span"], values["peak_memory"])
+    zerobubble("export", written, *flags, "--svg", "picture.svg")
+    assert f">span {values['span']:.6g}, " in Path("picture.svg").read_text()
+
+
+def test_k_is_that_of_the_stage_where_it_is_largest(with_light):
+    values, _ = with_light
+    assert values["offload_to_compute_ratio"] == pytest.approx(0.5 * (1 + 0.5) / 3.25)
+
+
+def test_text_tells_k_and_how_to_replay(zerobubble):
+    asked = ("--offload", "auto", "--offload-bandwidth", 1)
+    *_, k, replay = zerobubble("search", *OFFLOADED, *asked).out.splitlines()
+    assert k == "k: copies to the host and back take 0.667 of the compute of their stage, at most"
+    assert replay.endswith(" with: --costs 1,1,1,0 --offload-bandwidth 1")
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (("--offload", "auto"), "--offload needs the speed of the copies"),
         (("--offload", "auto", "--offload-bandwidth", "fast"), "write a number above 0"),
         (("--offload", "auto", "--offload-bandwidth", 0), "write a number above 0"),
+        (("--offload-bandwidth", 1), "--offload is off: add --offload auto, or leave out"),
+        (("--offload", "auto", "--offload-bandwidth", "1e-300"), "--offload-bandwidth '1e-300'"),
         (("--recompute", "light"), "give activation_light"),
         (("--memory", 0.4, "--recompute", "full"), "allow at least 0.5 on rank 0"),
     ],

@@ -60,7 +60,7 @@ def test_json_has_the_numbers(zerobubble):
             {"warm-up": 2, "waits for B of stage 3 on rank 3": 1},
             {"warm-up": 3},
         ],
-        "critical_path": {"compute": 27, "transfer": 0, "wait": 0},
+        "critical_path": {"compute": 27, "transfer": 0, "copies": 0, "wait": 0},
     }
 
 
@@ -223,3 +223,8 @@ def test_svg_writes_the_picture(zerobubble, refused, tmp_path):
     assert (tmp_path / "picture.svg").read_text() == draw_svg(timeline)
     message = refused("show", "zb-h1", *SIZE, "--svg", "no/where.svg")
     assert message == "zerobubble show: cannot write no/where.svg: No such file or directory"
+
+
+def test_an_option_of_the_search_says_how_a_name_holds_it(refused):
+    line = refused("show", "po-h", *SIZE, "--placement", "looped:8")
+    assert "a schedule brings its own; po-h:v=8 has 8 stages a rank" in line

@@ -83,6 +83,12 @@ def test_costs_given_take_the_place_of_those_of_the_run(zerobubble, folder):
     assert [row["span"] for row in json.loads(out)["runs"]] == [9, 7.5]
 
 
+def test_a_run_has_no_other_bandwidth_than_its_own(refused, folder):
+    message = refused("view", "run", "--offload-bandwidth", 1)
+    assert "run was measured" in message
+    assert "give --costs too, or leave out --offload-bandwidth and --recompute" in message
+
+
 def test_what_is_laid_over_what():
     costs = Costs.uniform(2, f=3)
     run = measured_run(costs)

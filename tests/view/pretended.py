@@ -14,7 +14,7 @@ def measured_of(dice, schedule, costs):
     planned, durations = Facts(simulate(schedule, costs)), costs.durations()
     start, end = np.zeros(len(planned.codes)), np.zeros(len(planned.codes))
     arrived = np.full(schedule.num_codes, np.nan)
-    for i in order_of_waits(schedule, planned.start, costs.ranks_per_engine).tolist():
+    for i in order_of_waits(schedule, planned.start, planned.end, costs.ranks_per_engine).tolist():
         op, need = schedule.op(planned.codes[i]), planned.needs[i]
         ready = ready_at(planned, end, i)
         if need >= 0 and op.kind != Kind.L:
@@ -52,7 +52,7 @@ def delayed(timeline, code, delay):
     lasts = facts.end - facts.start
     start, end = np.zeros(len(lasts)), np.zeros(len(lasts))
     shared = timeline.costs.ranks_per_engine
-    for i in order_of_waits(schedule, facts.start, shared).tolist():
+    for i in order_of_waits(schedule, facts.start, facts.end, shared).tolist():
         need = facts.needs[i] if facts.kinds[i] != Kind.L else -1
         ready = max(ready_at(facts, end, i), end[need] + travel[i] if need >= 0 else 0.0)
         start[i] = ready + (delay if facts.codes[i] == code else 0)

@@ -99,7 +99,9 @@ def test_the_critical_path_is_that_of_the_timeline(timeline):
     assert ops == [timed.op for timed in timeline.critical_path()]
     assert sum(facts.split) == pytest.approx(timeline.makespan)
     assert facts.split.wait == pytest.approx(0)
-    computed = [timed for timed in timeline.critical_path() if not timed.op.kind.is_copy]
+    computed = [
+        timed for timed in timeline.critical_path() if timed.op.kind not in (Kind.O, Kind.L)
+    ]
     assert facts.split.compute == sum(t.end - t.start for t in computed)
 
 
@@ -150,7 +152,7 @@ def test_a_measured_arrival_and_a_late_start_are_told_apart():
     facts = Facts(moved, arrived=arrived)
     i = place(facts, F(1, 0))
     assert (facts.input_there[i], facts.late[i], facts.waited_for[i]) == (2.0, 0.5, INPUT)
-    assert facts.split == (6, 1.25, 0.5)
+    assert facts.split == (6, 1.25, 0, 0.5)
 
 
 def test_an_arrival_that_was_looked_at_late_is_no_wait():
@@ -232,3 +234,13 @@ def test_memory_of_copies_and_second_forwards():
     assert facts.memory_after.tolist() == [1, 0, 1, 2, 1, 0, 1, 0, 0, 1, 0]
     peak = facts.peak_op(0)
     assert (peak.op, peak.memory, peak.start) == (L(0, 0), 2, 3.5)
+
+
+def test_copies_on_the_critical_path_are_no_transfers():
+    """The forward takes 1, its copies 3 and 2 with nothing beside them, the backward 2."""
+    ops = [[F(0, 0), O(0, 0), L(0, 0), BW(0, 0)]]
+    schedule = Schedule.from_ops("mine", linear(1), 1, ops)
+    costs = dataclasses.replace(Costs.uniform(1), offload=np.array([3]), load=np.array([2]))
+    facts = Facts(simulate(schedule, costs))
+    assert facts.split._asdict() == {"compute": 3, "transfer": 0, "copies": 5, "wait": 0}
+    assert "transfer 0 (0.0%), copies 5 (62.5%), wait" in explain(facts)

@@ -87,7 +87,7 @@ def test_the_way_of_a_microbatch_and_the_critical_path_have_its_copies(open_page
     assert way == [index_of(PANEL, op) for op in ops]
     page.keyboard.press("c")
     draw(page)
-    split = "6 ops: compute 6 (52.2%), transfer 5.5 (47.8%), wait 0 (0.0%)"
+    split = "6 ops: compute 6 (52.2%), transfer 0 (0.0%), copies 5.5 (47.8%), wait 0 (0.0%)"
     assert page.inner_text("#critical .split") == split
 
 

@@ -221,3 +221,16 @@ def test_copies_lie_in_lower_rows_beneath_their_rank():
     np.testing.assert_allclose((x, width), (58 + scale, 2 * scale), atol=0.01)
     assert computed[0][1] + computed[0][3] < y < y + height < back[1]
     assert height == pytest.approx(0.6 * computed[0][3])
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "text"),
+    [
+        ("zb-v", 960, "lighter, lower case: every second stage of a rank"),
+        ("interleaved:v=4", 960, "F f F' f': stages of a rank in order, every second lighter"),
+        ("interleaved:v=6", 960, "F f F' f' ...: stages of a rank in order, every second lighter"),
+        ("interleaved:v=4", 560, "lighter: every 2nd stage"),
+    ],
+)
+def test_the_legend_names_the_shades_of_all_stages_of_a_rank(name, width, text):
+    assert draw_svg(timeline_of(name), width=width).rpartition("</text>")[0].endswith(f">{text}")

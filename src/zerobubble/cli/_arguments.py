@@ -73,6 +73,13 @@ BandwidthFlag = Annotated[
         help="how many microbatches a copy engine moves to the host, or back, in a unit of time",
     ),
 ]
+ReplayFlag = Annotated[
+    Literal["off", "light"],
+    arg(
+        name="recompute",
+        help="light: B computes norms, activation functions and dropout again, as the costs say",
+    ),
+]
 OffloadFlag = Annotated[
     Literal["off", "auto", "all"],
     arg(name="offload", help="offload no stage, those where it is best, or all of them"),

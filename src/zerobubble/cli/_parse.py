@@ -15,6 +15,12 @@ from zerobubble.errors import UsageError
 
 T = TypeVar("T")
 
+# Options of one command that are asked of others, and what these take instead.
+_KNOWN_ELSEWHERE = {
+    "--placement": "a schedule brings its own; po-h:v=8 has 8 stages a rank, and a function in a "
+    "Python file any placement"
+}
+
 
 def parse(kind: type[T], argv: Sequence[str], *, command: str, **options: Any) -> T:
     """Fill a dataclass from the arguments of ``zerobubble COMMAND``; ``--help`` prints and exits.
@@ -56,6 +62,8 @@ def _describe_unknown(argument: str, kind: type) -> str:
     if not argument.startswith("-"):
         return f"unexpected argument {argument!r}"
     name = argument.partition("=")[0].replace("_", "-")
+    if name in _KNOWN_ELSEWHERE:
+        return f"unrecognized option {argument}: {_KNOWN_ELSEWHERE[name]}"
     near = get_close_matches(name, _flags(kind), n=1, cutoff=0.7)
     return f"unrecognized option {argument}" + "".join(f": did you mean {flag}?" for flag in near)
 

@@ -4,13 +4,13 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from textwrap import fill
 from typing import Any
 
 import numpy as np
 
-from zerobubble.simulate import Timeline
+from zerobubble.simulate import Timeline, has_free_copies
 from zerobubble.view.explain import explain
 from zerobubble.view.facts import Facts
 from zerobubble.view.numbers import summarize
@@ -61,6 +61,14 @@ def print_timeline(timeline: Timeline, limits: Sequence[float] | None = None) ->
     print(draw(timeline, terminal_width(), is_colored()))
     print(_wrapped(summarize(timeline), terminal_width()))
     print(_wrapped(explain(facts_of(timeline, limits)), terminal_width()))
+
+
+def tell_of_free_copies(timelines: Iterable[Timeline]) -> None:
+    """Print a line where nobody said how long the copies of schedules take."""
+    free = [each.schedule.name for each in timelines if has_free_copies(each)]
+    if free:
+        names = shortened(", ".join(free))
+        print(f"copies of {names} take no time: --offload-bandwidth says how fast they are")
 
 
 def _wrapped(text: str, width: int | None) -> str:

@@ -16,6 +16,7 @@ from zerobubble.formats.reading import parse_json, read_text, show_value
 from zerobubble.ir import Placement, Schedule
 from zerobubble.schedules import REGISTRY, Recipe, recipe
 from zerobubble.schedules.registry import parse_spec
+from zerobubble.search.relief import require_light
 
 _IN_PYTHON_FILE = re.compile(r"(?P<path>.*?\.py):(?P<function>.+)", re.DOTALL)
 
@@ -26,6 +27,7 @@ def resolve(
     microbatches: int | None,
     costs: str,
     bandwidth: str | None = None,
+    recompute: str = "off",
 ) -> tuple[Schedule, Costs]:
     """Find or build the schedule that a name or file means, and the costs of its stages.
 
@@ -33,7 +35,7 @@ def resolve(
         UsageError: the name, file, costs or number of ranks or microbatches is wrong or missing.
         ScheduleError: the schedule is not defined for these numbers.
     """
-    read = partial(read_costs, costs, bandwidth=bandwidth)
+    read = partial(read_costs, costs, bandwidth=bandwidth, recompute=recompute)
     if match := _IN_PYTHON_FILE.fullmatch(spec):
         name, parameters = parse_spec(match["function"])
         with blame(match["path"]):
@@ -51,33 +53,53 @@ def resolve(
     return _build(recipe(name), parameters, ranks, microbatches, read)
 
 
-def read_costs(text: str, placement: Placement, bandwidth: str | None = None) -> Costs:
-    """Read ``F,B,W,comm[,kept]`` or the JSON file of this name, and how fast copies are.
+def read_costs(
+    text: str, placement: Placement, bandwidth: str | None = None, recompute: str = "off"
+) -> Costs:
+    """Read ``F,B,W,comm[,kept]`` or the JSON file of this name, and how a run changes them.
+
+    Args:
+        text: what ``--costs`` says.
+        placement: whose stages the costs are for.
+        bandwidth: what ``--offload-bandwidth`` says.
+        recompute: ``light`` for the costs of a run that computes light ops again.
 
     Raises:
         UsageError: neither fits, or a value is wrong.
     """
     if _looks_like_a_file(text):
-        return _with_bandwidth(_costs_in(text, _values_in(text), placement), bandwidth)
+        return _of_run(_costs_in(text, _values_in(text), placement), bandwidth, recompute)
     numbers = _numbers(text)
     if numbers is None or len(numbers) not in (4, 5):
         raise UsageError(
             f"--costs {text!r}: write F,B,W,comm or F,B,W,comm,kept as numbers, or a JSON file"
         )
-    return _with_bandwidth(Costs.of_ranks(placement, *numbers), bandwidth)
+    return _of_run(Costs.of_ranks(placement, *numbers), bandwidth, recompute)
 
 
-def _with_bandwidth(costs: Costs, bandwidth: str | None) -> Costs:
-    if bandwidth is None:
-        return costs
+def _of_run(costs: Costs, bandwidth: str | None, recompute: str) -> Costs:
+    if bandwidth is not None:
+        costs = _with_bandwidth(costs, bandwidth)
+    return require_light(costs).light() if recompute == "light" else costs
+
+
+def _with_bandwidth(costs: Costs, bandwidth: str) -> Costs:
     numbers = _numbers(bandwidth)
     if numbers is None or len(numbers) != 1 or not 0 < numbers[0] < math.inf:
         raise UsageError(f"--offload-bandwidth {bandwidth!r}: write a number above 0")
-    return costs.with_bandwidth(numbers[0])
+    try:
+        return costs.with_bandwidth(numbers[0])
+    except UsageError as error:
+        raise UsageError(f"--offload-bandwidth {bandwidth!r}: {error}") from None
 
 
 def read_costs_to_search(
-    text: str, ranks: int, bandwidth: str | None, offload: str, placement: str = ""
+    text: str,
+    ranks: int,
+    bandwidth: str | None,
+    offload: str,
+    placement: str = "",
+    recompute: str = "off",
 ) -> Costs | Callable[[Placement], Costs]:
     """Read the costs of every stage, or what gives them for a placement.
 
@@ -85,9 +107,11 @@ def read_costs_to_search(
         UsageError: as ``read_costs``, or stages may be offloaded and nobody said how fast.
     """
     if placement:
-        costs: Costs | Callable[[Placement], Costs] = partial(read_costs, text, bandwidth=bandwidth)
+        costs: Costs | Callable[[Placement], Costs] = partial(
+            read_costs, text, bandwidth=bandwidth, recompute=recompute
+        )
     else:
-        costs = read_costs_for_any_placement(text, ranks, bandwidth)
+        costs = read_costs_for_any_placement(text, ranks, bandwidth, recompute)
     if offload == "off":
         return costs
     if isinstance(costs, Costs):
@@ -106,7 +130,7 @@ def _require_copy_times(costs: Costs) -> Costs:
 
 
 def read_costs_for_any_placement(
-    text: str, ranks: int, bandwidth: str | None = None
+    text: str, ranks: int, bandwidth: str | None = None, recompute: str = "off"
 ) -> Costs | Callable[[Placement], Costs]:
     """Read costs that a file gives for so many stages, or that fit themselves to a placement.
 
@@ -114,13 +138,14 @@ def read_costs_for_any_placement(
         UsageError: as ``read_costs``, or a file gives no value for each stage.
     """
     if not _looks_like_a_file(text):
-        return partial(read_costs, text, bandwidth=bandwidth)
+        return partial(read_costs, text, bandwidth=bandwidth, recompute=recompute)
     values = _values_in(text)
     lengths = [len(each) for name, each in values.items() if _is_per_stage(name, each)]
     if not lengths:
         raise UsageError(f"{text}: give a list with one value for each stage, to say how many")
     holders = (stage % ranks for stage in range(max(1, lengths[0])))
-    return _with_bandwidth(_costs_in(text, values, Placement(tuple(holders))), bandwidth)
+    costs = _costs_in(text, values, Placement(tuple(holders)))
+    return _of_run(costs, bandwidth, recompute)
 
 
 def read_memory(text: str | None, num_ranks: int) -> list[float] | None:

@@ -18,6 +18,7 @@ from zerobubble.cli._arguments import (
     Microbatches,
     OffloadFlag,
     Ranks,
+    ReplayFlag,
 )
 from zerobubble.cli._parse import parse
 from zerobubble.cli._report import print_json
@@ -73,6 +74,7 @@ class Bench:
         OffloadFlag, arg(help=f"which stages {_SEARCH} may offload: none, the best, or all")
     ] = "off"
     offload_bandwidth: BandwidthFlag = None
+    recompute: ReplayFlag = "off"
     steps: Annotated[int, arg(help="how many steps are measured")] = 10
     validate: Annotated[
         Literal["post", "sync", "both"], arg(help="how the optimizer learns of the norm")
@@ -120,10 +122,13 @@ def _choose(spec: str, asked: Bench) -> tuple[Schedule, Costs]:
     ranks, microbatches = require_counts(spec, asked.ranks, asked.microbatches)
     limits = read_memory(asked.memory, ranks)
     if spec != _SEARCH:
-        schedule, costs = resolve(spec, ranks, microbatches, asked.costs, asked.offload_bandwidth)
+        run = asked.offload_bandwidth, asked.recompute
+        schedule, costs = resolve(spec, ranks, microbatches, asked.costs, *run)
         verify(schedule, costs, limits)
         return schedule, costs
-    any_costs = read_costs_to_search(asked.costs, ranks, asked.offload_bandwidth, asked.offload)
+    any_costs = read_costs_to_search(
+        asked.costs, ranks, asked.offload_bandwidth, asked.offload, recompute=asked.recompute
+    )
     # By default the memory of zb-h2, for which a schedule without bubble is known.
     limits = [2.0 * ranks] * ranks if limits is None else limits
     found = search(any_costs, ranks, microbatches, limits, effort="quick", offload=asked.offload)

@@ -12,14 +12,15 @@ from zerobubble.cli._arguments import (
     MemoryFlag,
     Microbatches,
     Ranks,
+    ReplayFlag,
     Specs,
 )
 from zerobubble.cli._parse import parse
-from zerobubble.cli._report import print_json, row, shortened
+from zerobubble.cli._report import print_json, row, shortened, tell_of_free_copies
 from zerobubble.cli._resolve import read_memory, resolve
 from zerobubble.errors import ScheduleError
 from zerobubble.schedules import REGISTRY
-from zerobubble.simulate import simulate
+from zerobubble.simulate import Timeline, simulate
 from zerobubble.verify import verify
 from zerobubble.view.numbers import table
 
@@ -36,6 +37,7 @@ class Compare:
     costs: CostsFlag = UNIT_COSTS
     memory: MemoryFlag = None
     offload_bandwidth: BandwidthFlag = None
+    recompute: ReplayFlag = "off"
     json: Json = False
 
 
@@ -46,29 +48,36 @@ def run(argv: Sequence[str]) -> int:
     are told with the reason.
     """
     asked = parse(Compare, argv, command="compare")
-    rows, reasons = [], {}
+    timelines, reasons = [], {}
     for spec in asked.schedules or REGISTRY:
         try:
-            rows.append(_row(spec, asked))
+            timelines.append(_timeline(spec, asked))
         except ScheduleError as error:
             if asked.schedules:
                 raise
             reasons[spec] = str(error)
+    rows = [row(timeline) for timeline in timelines]
     if asked.json:
         print_json({"schedules": rows, "left_out": reasons})
         return 0
     print(table(["schedule", *_COLUMNS], [_cells(values) for values in rows]))
+    tell_of_free_copies(timelines)
     for spec, reason in reasons.items():
         print(f"{spec} is left out: {reason}")
     return 0
 
 
-def _row(spec: str, asked: Compare) -> dict[str, Any]:
+def _timeline(spec: str, asked: Compare) -> Timeline:
     schedule, costs = resolve(
-        spec, asked.ranks, asked.microbatches, asked.costs, asked.offload_bandwidth
+        spec,
+        asked.ranks,
+        asked.microbatches,
+        asked.costs,
+        asked.offload_bandwidth,
+        asked.recompute,
     )
     verify(schedule, costs, read_memory(asked.memory, schedule.num_ranks))
-    return row(simulate(schedule, costs))
+    return simulate(schedule, costs)
 
 
 def _cells(values: dict[str, Any]) -> list[str]:

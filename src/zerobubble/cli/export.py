@@ -6,9 +6,18 @@ from typing import Annotated, Union
 
 from tyro.conf import Positional, arg
 
-from zerobubble.cli._arguments import UNIT_COSTS, CostsFlag, Microbatches, Ranks, Svg
+from zerobubble.cli._arguments import (
+    UNIT_COSTS,
+    BandwidthFlag,
+    CostsFlag,
+    Microbatches,
+    Ranks,
+    ReplayFlag,
+    Svg,
+)
 from zerobubble.cli._measured import choose_step, find_run
 from zerobubble.cli._parse import parse
+from zerobubble.cli._report import tell_of_free_copies
 from zerobubble.cli._resolve import resolve
 from zerobubble.cli._writing import CSV, PICTURE, TRACE, Target, require_places
 from zerobubble.errors import UsageError
@@ -35,6 +44,8 @@ class Export:
     ranks: Ranks = None
     microbatches: Microbatches = None
     costs: CostsFlag = UNIT_COSTS
+    offload_bandwidth: BandwidthFlag = None
+    recompute: ReplayFlag = "off"
     step: Annotated[
         Union[None, int],  # noqa: UP007, RUF036 (as in _arguments)
         arg(help="which step of a measured run; by default the last one that was recorded"),
@@ -70,6 +81,8 @@ def run(argv: Sequence[str]) -> int:
         write_text(asked.csv, csv)
     if asked.svg:
         write_text(asked.svg, draw_svg(timeline, unit="ms" if is_measured else ""))
+    if not is_measured:
+        tell_of_free_copies([timeline])
     return 0
 
 
@@ -79,9 +92,20 @@ def _find(asked: Export) -> Timeline | MeasuredStep:
     if measured is None:
         if asked.step is not None:
             raise UsageError(f"{asked.schedule} is no measured run: leave out --step")
-        schedule, costs = resolve(asked.schedule, asked.ranks, asked.microbatches, asked.costs)
+        schedule, costs = resolve(
+            asked.schedule,
+            asked.ranks,
+            asked.microbatches,
+            asked.costs,
+            asked.offload_bandwidth,
+            asked.recompute,
+        )
         verify(schedule, costs)
         return simulate(schedule, costs)
-    if (asked.ranks, asked.microbatches, asked.costs) != (None, None, UNIT_COSTS):
-        raise UsageError(f"{asked.schedule} is a measured run: leave out -p, -m and --costs")
+    given = (asked.ranks, asked.microbatches, asked.costs, asked.offload_bandwidth, asked.recompute)
+    if given != (None, None, UNIT_COSTS, None, "off"):
+        raise UsageError(
+            f"{asked.schedule} is a measured run: leave out -p, -m, --costs, --offload-bandwidth "
+            "and --recompute"
+        )
     return choose_step(measured, asked.schedule, asked.step)

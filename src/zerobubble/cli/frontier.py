@@ -14,6 +14,7 @@ from zerobubble.cli._arguments import (
     Microbatches,
     ObjectiveFlag,
     Ranks,
+    ReplayFlag,
 )
 from zerobubble.cli._parse import parse
 from zerobubble.cli._report import is_colored, print_json, row, terminal_width
@@ -36,6 +37,7 @@ class ShowFrontier:
     memory: MemoryRangeFlag = None
     objective: ObjectiveFlag = "span"
     effort: EffortFlag = "quick"
+    recompute: ReplayFlag = "off"
     json: Json = False
 
 
@@ -43,7 +45,7 @@ def run(argv: Sequence[str]) -> int:
     """Search every placement and memory limit, and print a table and a drawing."""
     asked = parse(ShowFrontier, argv, command="frontier")
     ranks, microbatches = require_counts("frontier", asked.ranks, asked.microbatches)
-    costs = read_costs_for_any_placement(asked.costs, ranks)
+    costs = read_costs_for_any_placement(asked.costs, ranks, recompute=asked.recompute)
     memory = read_memory_range(asked.memory)
     begin = time.perf_counter()
     found = frontier(costs, ranks, microbatches, memory, asked.objective, asked.effort)

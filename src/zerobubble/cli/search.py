@@ -1,5 +1,6 @@
 """Find the best schedule within a memory limit, with a proof of how close it is."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -29,7 +30,9 @@ from zerobubble.cli._resolve import (
     require_counts,
 )
 from zerobubble.cli._writing import SCHEDULE, Target, require_places
+from zerobubble.copies import copy_to_compute_ratio
 from zerobubble.costs import Costs
+from zerobubble.errors import UsageError
 from zerobubble.formats.json import save
 from zerobubble.search import SearchResult, search
 from zerobubble.search.placements import PLACEMENTS, CostsOrFunction
@@ -66,6 +69,11 @@ def run(argv: Sequence[str]) -> int:
     asked = parse(Search, argv, command="search")
     ranks, microbatches = require_counts("search", asked.ranks, asked.microbatches)
     limits = read_memory(asked.memory, ranks) or np.inf
+    if asked.offload_bandwidth is not None and asked.offload == "off":
+        raise UsageError(
+            "--offload-bandwidth says how fast copies are, and --offload is off: add --offload "
+            "auto, or leave out --offload-bandwidth"
+        )
     require_places(Target("--out", asked.out, SCHEDULE))
     costs = read_costs_to_search(
         asked.costs, ranks, asked.offload_bandwidth, asked.offload, asked.placement
@@ -90,6 +98,9 @@ def run(argv: Sequence[str]) -> int:
         print(_certificate(found))
         if Relief(asked.offload, asked.recompute) != Relief():
             print(_moved(found))
+            if asked.offload != "off":
+                print(_hiding(found.timeline.costs))
+            print(f"show, verify, view and export time it so with: {_replay(found, asked)}")
     return 0
 
 
@@ -110,6 +121,20 @@ def _moved(found: SearchResult) -> str:
     return f"offloaded stages: {offloaded}; recomputed stages: {again}; {light} light recompute"
 
 
+def _hiding(costs: Costs) -> str:
+    """Say whether copies can run beside the compute."""
+    k = copy_to_compute_ratio(costs)
+    return f"k: copies to the host and back take {k:.3g} of the compute of their stage, at most"
+
+
+def _replay(found: SearchResult, asked: Search) -> str:
+    """Write the flags that give other commands the costs of what was found."""
+    words = ["--costs", asked.costs]
+    if asked.offload_bandwidth is not None:
+        words += ["--offload-bandwidth", asked.offload_bandwidth]
+    return shlex.join(words + ["--recompute", "light"] * found.is_light)
+
+
 def written_short(stages: Sequence[int]) -> str:
     """Write sorted numbers with a dash for those in a row.
 
@@ -128,6 +153,7 @@ def written_short(stages: Sequence[int]) -> str:
 
 def _row(found: SearchResult, asked: Search, costs: CostsOrFunction, limits: Any) -> dict[str, Any]:
     timeline, place = found.timeline, found.schedule.placement
+    k = copy_to_compute_ratio(timeline.costs)
     its = costs if isinstance(costs, Costs) else costs(place)
     relief = Relief(asked.offload, asked.recompute)
     problem = (
@@ -146,4 +172,6 @@ def _row(found: SearchResult, asked: Search, costs: CostsOrFunction, limits: Any
         "offloaded_stages": found.offloaded_stages,
         "recomputed_stages": found.recomputed_stages,
         "light_recompute": found.is_light,
+        "offload_to_compute_ratio": k if np.isfinite(k) else None,
+        "replay": _replay(found, asked),
     }

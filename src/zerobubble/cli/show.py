@@ -13,6 +13,7 @@ from zerobubble.cli._arguments import (
     Microbatches,
     Out,
     Ranks,
+    ReplayFlag,
     Spec,
     Svg,
 )
@@ -39,6 +40,7 @@ class Show:
     costs: CostsFlag = UNIT_COSTS
     memory: MemoryFlag = None
     offload_bandwidth: BandwidthFlag = None
+    recompute: ReplayFlag = "off"
     json: Json = False
     out: Out = None
     svg: Svg = None
@@ -54,7 +56,12 @@ def run(argv: Sequence[str]) -> int:
         Target("--html", asked.html, PAGE),
     )
     schedule, costs = resolve(
-        asked.schedule, asked.ranks, asked.microbatches, asked.costs, asked.offload_bandwidth
+        asked.schedule,
+        asked.ranks,
+        asked.microbatches,
+        asked.costs,
+        asked.offload_bandwidth,
+        asked.recompute,
     )
     limits = read_memory(asked.memory, schedule.num_ranks)
     verify(schedule, costs, limits)

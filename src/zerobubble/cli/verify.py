@@ -6,11 +6,13 @@ from dataclasses import asdict, dataclass
 
 from zerobubble.cli._arguments import (
     UNIT_COSTS,
+    BandwidthFlag,
     CostsFlag,
     Json,
     MemoryFlag,
     Microbatches,
     Ranks,
+    ReplayFlag,
     Spec,
 )
 from zerobubble.cli._parse import parse
@@ -31,13 +33,22 @@ class Verify:
     microbatches: Microbatches = None
     costs: CostsFlag = UNIT_COSTS
     memory: MemoryFlag = None
+    offload_bandwidth: BandwidthFlag = None
+    recompute: ReplayFlag = "off"
     json: Json = False
 
 
 def run(argv: Sequence[str]) -> int:
     """Print that the schedule obeys the rules, or on stderr where it breaks one."""
     asked = parse(Verify, argv, command="verify")
-    schedule, costs = resolve(asked.schedule, asked.ranks, asked.microbatches, asked.costs)
+    schedule, costs = resolve(
+        asked.schedule,
+        asked.ranks,
+        asked.microbatches,
+        asked.costs,
+        asked.offload_bandwidth,
+        asked.recompute,
+    )
     limits = read_memory(asked.memory, schedule.num_ranks)
     found = violations(schedule, costs, limits)
     if asked.json:

@@ -10,18 +10,20 @@ from tyro.conf import arg
 
 from zerobubble.cli._arguments import (
     UNIT_COSTS,
+    BandwidthFlag,
     CostsFlag,
     Json,
     MemoryFlag,
     Microbatches,
     Ranks,
+    ReplayFlag,
     Sources,
     StepFlag,
 )
 from zerobubble.cli._measured import choose_step, find_run
 from zerobubble.cli._page import save_page
 from zerobubble.cli._parse import parse
-from zerobubble.cli._report import facts_row, print_json, row, shortened
+from zerobubble.cli._report import facts_row, print_json, row, shortened, tell_of_free_copies
 from zerobubble.cli._resolve import must_agree, read_costs, read_memory, resolve
 from zerobubble.cli._writing import PAGE, Target, require_places
 from zerobubble.errors import UsageError
@@ -40,6 +42,8 @@ class View:
     microbatches: Microbatches = None
     costs: CostsFlag = ""
     memory: MemoryFlag = None
+    offload_bandwidth: BandwidthFlag = None
+    recompute: ReplayFlag = "off"
     step: StepFlag = None
     out: Annotated[str, arg(name="out", metavar="FILE", help="where the page goes")] = "view.html"
     open: Annotated[bool, arg(name="open", help="open the page in the browser")] = False
@@ -62,6 +66,7 @@ def run(argv: Sequence[str]) -> int:
         print_json({"page": asked.out, "runs": [each for p in panels for each in _rows(p)]})
     else:
         print(f"{asked.out} shows {', '.join(shortened(panel.schedule.name) for panel in panels)}")
+        tell_of_free_copies(next(iter(panel.facts())).timeline for panel in panels)
     if asked.open:
         webbrowser.open(Path(asked.out).resolve().as_uri())
     return 0
@@ -92,7 +97,14 @@ def _panel(file: str, asked: View) -> Panel:
     measured = find_run(file)
     if measured is not None:
         return _overlay(file, measured, asked)
-    schedule, costs = resolve(file, asked.ranks, asked.microbatches, asked.costs or UNIT_COSTS)
+    schedule, costs = resolve(
+        file,
+        asked.ranks,
+        asked.microbatches,
+        asked.costs or UNIT_COSTS,
+        asked.offload_bandwidth,
+        asked.recompute,
+    )
     limits = read_memory(asked.memory, schedule.num_ranks)
     verify(schedule, costs, limits)
     return Panel(schedule, costs, limits)
@@ -102,6 +114,12 @@ def _overlay(file: str, measured: MeasuredRun, asked: View) -> Panel:
     schedule = measured.schedule
     must_agree(file, "ranks", "-p", schedule.num_ranks, asked.ranks)
     must_agree(file, "microbatches", "-m", schedule.num_microbatches, asked.microbatches)
-    costs = read_costs(asked.costs, schedule.placement) if asked.costs else None
+    run = asked.offload_bandwidth, asked.recompute
+    if not asked.costs and run != (None, "off"):
+        raise UsageError(
+            f"{file} was measured, and holds what its copies and ops were planned to take: give "
+            "--costs too, or leave out --offload-bandwidth and --recompute"
+        )
+    costs = read_costs(asked.costs, schedule.placement, *run) if asked.costs else None
     limits = read_memory(asked.memory, schedule.num_ranks)
     return overlay(measured, choose_step(measured, file, asked.step), costs, limits)

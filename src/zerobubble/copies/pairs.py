@@ -8,12 +8,7 @@ from numpy.typing import NDArray
 
 from zerobubble.costs import Costs, Floats
 from zerobubble.errors import ScheduleError, UsageError
-from zerobubble.ir import Codes, Kind, Schedule
-
-Flags = NDArray[np.bool_]
-
-# Sums of times and sizes differ by less than this share of the largest.
-ROUNDING = 1e-9
+from zerobubble.ir import Codes, Flags, Kind, Schedule
 
 
 @dataclass(frozen=True)

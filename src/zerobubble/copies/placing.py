@@ -13,8 +13,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from zerobubble.copies.pairs import (
-    ROUNDING,
-    Flags,
     Pairs,
     by_pair,
     codes_of,
@@ -22,11 +20,11 @@ from zerobubble.copies.pairs import (
     refuse_taken,
     with_orders,
 )
-from zerobubble.copies.room import least_memory, load_in_time, offload_in_time, require_room
+from zerobubble.copies.room import least_memory, load_in_time, pull_offloads, require_least_memory
 from zerobubble.copies.timing import Plan, planned, times_by_code
-from zerobubble.costs import Costs, Floats
+from zerobubble.costs import TOLERANCE, Costs, Floats
 from zerobubble.graph import places
-from zerobubble.ir import Codes, Kind, Schedule
+from zerobubble.ir import Codes, Flags, Kind, Schedule
 from zerobubble.simulate import Timeline, simulate
 from zerobubble.verify import limits_of_ranks
 
@@ -70,7 +68,7 @@ def with_copies(
     chosen = _chosen(schedule, costs, moved)
     limits = None if memory is None else limits_of_ranks(memory, schedule.num_ranks)
     if limits is not None:
-        require_room(schedule, costs, chosen, limits)
+        require_least_memory(schedule, costs, chosen, limits)
     return _fastest(simulate(schedule, costs), chosen, limits, _PASSES).schedule
 
 
@@ -90,7 +88,7 @@ def with_least_memory(
     best = _fastest(plain, chosen, None, _PASSES)
     if not (costs.offload + costs.load).any():
         return best.schedule
-    longest = best.span * (1 + ROUNDING)
+    longest = best.span * (1 + TOLERANCE)
     too_low, _ = least_memory(schedule, costs, chosen)
     low, finest = float(too_low.max()), float(costs.activation_offloaded.min()) / 2
     while best.peak_memory - low > max(finest, best.peak_memory / _FINEST_SHARE):
@@ -117,10 +115,10 @@ def _fastest(plain: Timeline, chosen: Flags, limits: Floats | None, passes: int)
     schedule, costs = plain.schedule, plain.costs
     tried = best = simulate(_placed(schedule, costs, plain, chosen, limits), costs)
     for _ in range(passes - 1):
-        if best.span <= plain.span * (1 + ROUNDING):
+        if best.span <= plain.span * (1 + TOLERANCE):
             break
         tried = simulate(_placed(schedule, costs, tried, chosen, limits), costs)
-        if tried.span < best.span * (1 - ROUNDING):
+        if tried.span < best.span * (1 - TOLERANCE):
             best = tried
     return best
 
@@ -132,16 +130,16 @@ def _placed(
     positions = places(schedule)[1]
     start, end = times_by_code(timeline)
     plan = planned(schedule, costs, chosen, positions, start, end)
-    slack = ROUNDING * float(end.max(initial=0.0))
+    slack = TOLERANCE * float(end.max(initial=0.0))
     orders = []
     for rank, order in enumerate(schedule.orders):
         its = pairs_of_rank(schedule, costs, chosen, positions, rank)
         _place_as_planned(its, plan, start[order], end[order], slack)
         changes = costs.memory_changes_of(schedule, rank)
-        limit = np.inf if limits is None else limits[rank] * (1 + ROUNDING)
+        limit = np.inf if limits is None else limits[rank] * (1 + TOLERANCE)
         offload_end = plan.offload_end[its.pairs]
         if limits is not None:
-            offload_end[offload_in_time(its, changes, limit)] = -np.inf
+            offload_end[pull_offloads(its, changes, limit)] = -np.inf
             load_in_time(its, changes, limit)
         copies = _copies(schedule, its, offload_end, plan.load_start[its.pairs])
         orders.append(_inserted(order, changes, copies, limit))

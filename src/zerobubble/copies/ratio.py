@@ -1,7 +1,8 @@
-"""Are the copies of a transformer layer hidden by its compute?"""
+"""Are copies hidden by the compute of what they move?"""
 
-import math
+import numpy as np
 
+from zerobubble.costs import Costs
 from zerobubble.errors import UsageError
 
 
@@ -25,7 +26,23 @@ def offload_to_compute_ratio(
     >>> round(offload_to_compute_ratio(8192, 16384, flop_per_s=220e12, bytes_per_s=15e9), 2)
     0.75
     """
-    for value in (hidden_size, sequence_length, flop_per_s, bytes_per_s):
-        if not 0 < value < math.inf:
-            raise UsageError(f"sizes and speeds must be positive, not {value}")
+    given: tuple[object, ...] = (hidden_size, sequence_length, flop_per_s, bytes_per_s)
+    for value in given:
+        if not isinstance(value, int | float | np.number) or not 0 < value < np.inf:
+            raise UsageError(f"sizes and speeds must be positive numbers, not {value!r}")
     return 10 / (3 * (6 * hidden_size + sequence_length)) * flop_per_s / bytes_per_s
+
+
+def copy_to_compute_ratio(costs: Costs) -> float:
+    """Give k of the stage where it is largest: the time of O and L over that of F, B and W.
+
+    Up to k = 1 what every microbatch of every stage holds can leave and come back beside the
+    compute of the rank; infinite where copies take time and the compute takes none.
+
+    >>> copy_to_compute_ratio(Costs.uniform(2, f=1, b=2, w=1).with_bandwidth(1))
+    0.5
+    """
+    compute = costs.forward + costs.backward_input + costs.backward_weight
+    copies = costs.offload + costs.load
+    unhidden = np.where(copies > 0, np.inf, 0.0)
+    return float(np.divide(copies, compute, out=unhidden, where=compute > 0).max())

@@ -5,21 +5,21 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from zerobubble.copies.pairs import ROUNDING, Flags, Pairs, pairs_of_rank
-from zerobubble.costs import Costs, Floats
+from zerobubble.copies.pairs import Pairs, pairs_of_rank
+from zerobubble.costs import TOLERANCE, Costs, Floats
 from zerobubble.errors import ScheduleError
 from zerobubble.graph import places
-from zerobubble.ir import Codes, Schedule
+from zerobubble.ir import Codes, Flags, Schedule
 
 
-def require_room(schedule: Schedule, costs: Costs, chosen: Flags, limits: Floats) -> None:
+def require_least_memory(schedule: Schedule, costs: Costs, chosen: Flags, limits: Floats) -> None:
     """Refuse limits that no copies keep.
 
     Raises:
         ScheduleError: naming the rank that exceeds its limit by most, its op, and the least limit.
     """
     least, highest = least_memory(schedule, costs, chosen)
-    over = least - limits * (1 + ROUNDING)
+    over = least - limits * (1 + TOLERANCE)
     if over.max() > 0:
         rank = int(over.argmax())
         raise ScheduleError(
@@ -46,13 +46,13 @@ def least_memory(schedule: Schedule, costs: Costs, chosen: Flags) -> tuple[Float
     return least, highest
 
 
-def offload_in_time(its: Pairs, changes: Floats, limit: float) -> Flags:
-    """Pull O in front of the ops that would exceed the limit; say which are waited for.
+def pull_offloads(its: Pairs, changes: Floats, limit: float) -> Flags:
+    """Move O in front of the ops that would exceed the limit, in ``its``; tell which pairs' it was.
 
-    First go those under way, in their order; then those that were to stay, the one first whose B
-    is last. Copies back are taken to be as late as can be.
+    For these the compute waits. First go those under way, in their order; then those that were to
+    stay, the one first whose B is last. Copies back are taken to be as late as can be.
     """
-    is_waited_for = np.zeros(len(its.pairs), dtype=bool)
+    is_pulled = np.zeros(len(its.pairs), dtype=bool)
     sizes = its.sizes.tolist()
     at_forward = dict(zip(its.forward.tolist(), range(len(sizes)), strict=True))
     at_backward = dict(zip(its.backward.tolist(), range(len(sizes)), strict=True))
@@ -71,7 +71,7 @@ def offload_in_time(its: Pairs, changes: Floats, limit: float) -> Flags:
                 later, pulled = heappop(staying)
                 if -later <= place:
                     break
-            its.is_moved[pulled] = is_waited_for[pulled] = True
+            its.is_moved[pulled] = is_pulled[pulled] = True
             its.offload[pulled] = place
             held -= sizes[pulled]
         held += back + change
@@ -80,13 +80,13 @@ def offload_in_time(its: Pairs, changes: Floats, limit: float) -> Flags:
                 leaving.append(new)
             else:
                 heappush(staying, (-int(its.backward[new]), new))
-    return is_waited_for
+    return is_pulled
 
 
 def load_in_time(its: Pairs, changes: Floats, limit: float) -> None:
     """Put L where it was planned, or as soon behind as the limit allows; first what B needs first.
 
-    Raises nothing: right before its B there is room, as ``offload_in_time`` sees to.
+    Raises nothing: right before its B there is room, as ``pull_offloads`` sees to.
     """
     moved = np.flatnonzero(its.is_moved)
     in_gaps = np.zeros(len(changes))

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zerobubble.copies.pairs import ROUNDING, Flags, backwards
-from zerobubble.costs import Costs, Floats
-from zerobubble.ir import Codes, Kind, Schedule
+from zerobubble.copies.pairs import backwards
+from zerobubble.costs import TOLERANCE, Costs, Floats
+from zerobubble.ir import Codes, Flags, Kind, Schedule
 from zerobubble.jit import hot
 from zerobubble.simulate import Timeline
 
@@ -51,7 +51,7 @@ def planned(
     is_moved = chosen.reshape(-1).astype(np.int64)
     load_start = deadlines - costs.load[rows]
     offload_end = end[:pair] + costs.offload[rows]
-    slack = ROUNDING * float(end.max(initial=0.0))
+    slack = TOLERANCE * float(end.max(initial=0.0))
     for ready in (offload_end.copy(), offload_end):
         loads = (engines, deadlines, costs.load[rows], ready - slack, is_moved, load_start)
         _plan_loads(

@@ -9,13 +9,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from zerobubble.costs import Costs, Floats
+from zerobubble.costs import TOLERANCE, Costs, Floats
 from zerobubble.ir import Codes, Kind
 from zerobubble.jit import hot
 
 NEVER = np.inf
-# Times and sizes are taken as equal if they differ by less than this share of the largest.
-_TOLERANCE = 1e-9
 
 
 class VProblem(NamedTuple):
@@ -96,9 +94,9 @@ def problem_of(
         durations=durations[:3].reshape(-1),
         changes=costs.memory_changes()[:3].reshape(-1),
         pushed=pushed.reshape(-1),
-        limits=np.asarray(limits, dtype=np.float64) * (1 + _TOLERANCE),
+        limits=np.asarray(limits, dtype=np.float64) * (1 + TOLERANCE),
         num_microbatches=num_microbatches,
-        tolerance=_TOLERANCE * float(durations.max()),
+        tolerance=TOLERANCE * float(durations.max()),
         budget_grows=budget_grows,
     )
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerobubble.costs import Floats
+from zerobubble.costs import TOLERANCE, Floats
 from zerobubble.ir import Codes, Kind, Schedule
 from zerobubble.jit import hot
 from zerobubble.search.instance import Instance, instance_of
@@ -18,7 +18,6 @@ from zerobubble.search.problem import Problem
 from zerobubble.simulate import Timeline
 
 _NEVER = np.inf
-_CLOSE = 1e-9
 # A search does the same thing so often that compiling pays off early.
 USUAL_NUMBER_OF_RUNS = 20_000
 
@@ -235,7 +234,7 @@ def obeys(problem: Instance, codes: Codes, first: int, length: int, counts: Code
             return False
         counts[row] += 1
         if row < num_stages:
-            limit = problem.limits[problem.holders[row]] * (1 + _CLOSE)
+            limit = problem.limits[problem.holders[row]] * (1 + TOLERANCE)
             memory += problem.held[row]
             if memory > limit:
                 return False

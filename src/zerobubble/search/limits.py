@@ -3,13 +3,10 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
-from zerobubble.costs import Costs, Floats
+from zerobubble.costs import TOLERANCE, Costs, Floats
 from zerobubble.errors import UsageError
 from zerobubble.ir import Placement
 from zerobubble.verify import limits_of_ranks
-
-# A schedule may exceed a limit by this share, as in ``verify.memory_limit``.
-TOLERANCE = 1e-9
 
 
 def smallest_memory(costs: Costs, placement: Placement) -> Floats:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from zerobubble.costs import Floats
+from zerobubble.costs import TOLERANCE, Floats
 from zerobubble.ir import Codes, Kind
 from zerobubble.jit import hot
 from zerobubble.search.arrangement import USUAL_NUMBER_OF_RUNS, Arrangement, arrange
@@ -19,7 +19,6 @@ from zerobubble.search.instance import Instance, instance_of
 from zerobubble.search.problem import Problem
 
 _NEVER = np.inf
-_CLOSE = 1e-9
 _F, _B, _W, _NONE = int(Kind.F), int(Kind.B), int(Kind.W), -1
 _TOO_IDLE = -1
 
@@ -124,7 +123,7 @@ def _fresh(problem: Problem, worst: float) -> State:
 
 def _most_idle(problem: Problem, worst: float) -> Floats:
     """Say how long each rank may wait between its ops if the objective is to be so large."""
-    limits = worst * (1 + _CLOSE) - problem.loads
+    limits = worst * (1 + TOLERANCE) - problem.loads
     if problem.objective == "makespan":
         limits -= [share.start for share in problem.shares]
     return limits
@@ -189,7 +188,7 @@ def choose(
             else:
                 arrival = state.end_b[(s + 1) * num_microbatches + i] + problem.travel[s]
             this_key = preferences.keys[(_B * (last + 1) + s) * num_microbatches + i]
-            if arrival <= now + _CLOSE:
+            if arrival <= now + TOLERANCE:
                 if this_key < key:
                     kind, stage, key = _B, s, this_key
             elif arrival < _NEVER:
@@ -202,16 +201,16 @@ def choose(
             if s > 0:
                 arrival = state.end_f[(s - 1) * num_microbatches + i] + problem.travel[s - 1]
             this_key = preferences.keys[s * num_microbatches + i]
-            is_lesser = arrival <= now + _CLOSE and this_key >= key
+            is_lesser = arrival <= now + TOLERANCE and this_key >= key
             if (
                 arrival < _NEVER
                 and not is_lesser
                 and may_start(problem, preferences, state, rank, index)
             ):
-                if state.memory[rank] + problem.held[s] > problem.limits[rank] * (1 + _CLOSE):
+                if state.memory[rank] + problem.held[s] > problem.limits[rank] * (1 + TOLERANCE):
                     if arrival <= now + preferences.makes_room * problem.forward[s]:
                         blocked_key = min(blocked_key, this_key)
-                elif arrival <= now + _CLOSE:
+                elif arrival <= now + TOLERANCE:
                     if this_key < key:
                         kind, stage, key = _F, s, this_key
                 else:
@@ -225,7 +224,7 @@ def choose(
                 weight_stage, weight_key = s, this_key
     if weight_stage >= 0:
         # An F that only waits for memory lends its key to the W that makes room for it.
-        weight_key = min(weight_key, blocked_key - _CLOSE)
+        weight_key = min(weight_key, blocked_key - TOLERANCE)
         if weight_key < key:
             kind, stage, key = _W, weight_stage, weight_key
     if kind == _NONE:
@@ -238,7 +237,7 @@ def choose(
             duration = problem.weight[stage]
         wait = better_time - now
         is_patient = wait < preferences.patience * duration
-        is_patient = is_patient and better_key < now + duration + preferences.leeway - _CLOSE
+        is_patient = is_patient and better_key < now + duration + preferences.leeway - TOLERANCE
         can_afford = (
             state.positions[rank] > 0 and state.idle[rank] + wait <= preferences.budgets[rank]
         )
@@ -263,7 +262,7 @@ def may_start(
     if state.num_f[stage] - state.num_b[stage] >= cap:
         return False
     first, end = problem.offsets[rank], problem.offsets[rank + 1]
-    room = problem.limits[rank] * (1 + _CLOSE) - problem.held[stage]
+    room = problem.limits[rank] * (1 + TOLERANCE) - problem.held[stage]
     shallower, done, deeper = 0.0, 0.0, 0.0  # held by those stages for one microbatch, for all F
     for other in range(first, end):
         deeper += problem.held[problem.stages[other]]

@@ -7,10 +7,9 @@ the least that copies can make it hold: O right behind F, and L right before B.
 
 import numpy as np
 
-from zerobubble.costs import Costs, Floats
+from zerobubble.costs import TOLERANCE, Costs, Floats
 from zerobubble.ir import Codes, Kind, Schedule
 from zerobubble.jit import hot
-from zerobubble.search.limits import TOLERANCE
 from zerobubble.search.relief import Decision
 
 

@@ -10,14 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerobubble.costs import Floats
+from zerobubble.costs import TOLERANCE, Floats
 from zerobubble.ir import Codes
 from zerobubble.jit import hot
 from zerobubble.search.arrangement import USUAL_NUMBER_OF_RUNS, Arrangement
 from zerobubble.search.instance import instance_of
 from zerobubble.search.problem import Problem
 
-_CLOSE = 1e-9
 _NOWHERE = -1e300
 # Parts of a unit of time.
 _GRID = 2.0**32
@@ -78,7 +77,7 @@ def links_of(problem: Problem) -> Links:
         np.tile(instance.holders, 3),
         np.concatenate(changes),
         3 * count * instance.offsets,
-        instance.limits * (1 + _CLOSE),
+        instance.limits * (1 + TOLERANCE),
         float(problem.objective == "span"),
     )
 

@@ -7,11 +7,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from zerobubble.costs import Costs, Floats
+from zerobubble.costs import TOLERANCE, Costs, Floats
 from zerobubble.errors import UsageError
 from zerobubble.ir import Placement
 from zerobubble.schedules.registry import LARGEST_SIZE
-from zerobubble.search.limits import TOLERANCE, memory_limits
+from zerobubble.search.limits import memory_limits
 
 Objective = Literal["span", "makespan"]
 

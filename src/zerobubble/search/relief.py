@@ -8,17 +8,15 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from zerobubble.costs import Costs, Floats
+from zerobubble.costs import TOLERANCE, Costs, Floats
 from zerobubble.errors import UsageError
-from zerobubble.ir import Placement
-from zerobubble.search.limits import TOLERANCE
+from zerobubble.ir import Flags, Placement
 from zerobubble.verify import limits_of_ranks
 
 Offload = Literal["off", "auto", "all"]
 Recompute = Literal["off", "auto", "light", "full"]
-Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -69,14 +67,9 @@ class Relief:
         Raises:
             UsageError: light recompute is asked for, and the costs do not know what it saves.
         """
-        saves = bool(costs.activation_light.any())
         if self.recompute == "light":
-            if not saves:
-                raise UsageError(
-                    "recompute light: the costs do not say what it saves: give activation_light "
-                    "and recompute_light for each stage"
-                )
-            return [costs.light()]
+            return [require_light(costs).light()]
+        saves = bool(costs.activation_light.any())
         return [costs, costs.light()] if self.recompute == "auto" and saves else [costs]
 
     def rest(self, costs: Costs) -> Floats:
@@ -88,6 +81,20 @@ class Relief:
             kept.append(costs.activation_input)
         least: Floats = np.min(np.broadcast_arrays(*kept), axis=0)
         return least
+
+
+def require_light(costs: Costs) -> Costs:
+    """Refuse costs that do not know light recompute.
+
+    Raises:
+        UsageError: they do not say what it saves.
+    """
+    if not costs.activation_light.any():
+        raise UsageError(
+            "recompute light: the costs do not say what it saves: give activation_light and "
+            "recompute_light for each stage"
+        )
+    return costs
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerobubble.costs import Floats
+from zerobubble.costs import TOLERANCE, Floats
 from zerobubble.ir import Codes, Kind
 from zerobubble.jit import hot
 from zerobubble.search.arrangement import USUAL_NUMBER_OF_RUNS
@@ -18,7 +18,6 @@ from zerobubble.search.instance import Instance, instance_of
 from zerobubble.search.problem import Problem
 
 _NEVER = np.inf
-_CLOSE = 1e-9
 _F, _B, _W, _NONE = int(Kind.F), int(Kind.B), int(Kind.W), -1
 
 
@@ -141,7 +140,7 @@ def choose_backwards(
     kind, stage, key = _NONE, -1, _NEVER
     later, better_key, better_time = _NEVER, _NEVER, _NEVER
     num_microbatches, num_stages = problem.num_microbatches, len(problem.forward)
-    limit = problem.limits[rank] * (1 + _CLOSE)
+    limit = problem.limits[rank] * (1 + TOLERANCE)
     for index in range(problem.offsets[rank], problem.offsets[rank + 1]):
         s = problem.stages[index]
         if state.num_f[s] < state.num_b[s]:
@@ -151,7 +150,7 @@ def choose_backwards(
                 arrival = state.end_f[(s + 1) * num_microbatches + i] + problem.travel[s]
             if arrival < _NEVER:
                 this_key = priorities[s * num_microbatches + i]
-                if arrival <= now + _CLOSE:
+                if arrival <= now + TOLERANCE:
                     if this_key < key:
                         kind, stage, key = _F, s, this_key
                 else:
@@ -173,12 +172,12 @@ def choose_backwards(
             this_key = priorities[(_B * num_stages + s) * num_microbatches + i]
             if not has_w:  # its W goes first, in time for it
                 arrival -= problem.weight[s]
-                if arrival <= now + _CLOSE:
+                if arrival <= now + TOLERANCE:
                     if this_key < key:
                         kind, stage, key = _W, s, this_key
                 else:
                     later = min(later, arrival)
-            elif arrival <= now + _CLOSE:
+            elif arrival <= now + TOLERANCE:
                 if this_key < key:
                     kind, stage, key = _B, s, this_key
             else:
@@ -214,7 +213,7 @@ def may_allocate(problem: Instance, state: Latest, rank: int, index: int, kind: 
     """
     stage = problem.stages[index]
     first, end = problem.offsets[rank], problem.offsets[rank + 1]
-    room = problem.limits[rank] * (1 + _CLOSE)
+    room = problem.limits[rank] * (1 + TOLERANCE)
     shallower, done, deeper = 0.0, 0.0, 0.0  # held by those stages for one microbatch, for all B
     for other in range(first, end):
         u = problem.stages[other]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from zerobubble.costs import Costs
+from zerobubble.costs import TOLERANCE, Costs
 from zerobubble.errors import ScheduleError, UsageError
 from zerobubble.ir import Placement
 from zerobubble.schedules import REGISTRY, Recipe
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 # Steps of the memory grid for p microbatches.
 _STEPS = 8
-# Times and sizes that differ by no more than this share count as equal.
-_SAME = 1e-9
 
 CostsOfPlacements = Mapping[Placement, Costs]
 
@@ -207,7 +205,7 @@ def _require_range(low: float, high: float, least: float) -> None:
         raise UsageError(
             f"memory from {low:g} to {high:g} is no range: give a smallest and largest"
         )
-    if high < least * (1 - _SAME):
+    if high < least * (1 - TOLERANCE):
         raise UsageError(
             f"no schedule fits into memory {high:g}: one microbatch on all stages of a rank needs "
             f"{least:g}"
@@ -295,4 +293,4 @@ def _best_within(
 
 
 def _is_no_more(value: float, other: float) -> bool:
-    return value <= other * (1 + _SAME)
+    return value <= other * (1 + TOLERANCE)

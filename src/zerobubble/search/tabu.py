@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerobubble.costs import Floats
+from zerobubble.costs import TOLERANCE, Floats
 from zerobubble.ir import Codes
 from zerobubble.jit import hot
 from zerobubble.search.arrangement import USUAL_NUMBER_OF_RUNS, Arrangement, arrange
@@ -31,7 +31,6 @@ from zerobubble.search.paths import (
 )
 from zerobubble.search.threads import side_by_side
 
-_CLOSE = 1e-9
 _NEVER = 1e300
 # How far ops are moved, and for how many moves what was reversed is tabu.
 _REACH = 40
@@ -117,7 +116,7 @@ def walk_on(links: Links, paths: Paths, walk: Walk, num_moves: int, bound: float
             walk.values[0] = move(links, paths, source, target)
         else:
             walk.counts[_NUM_STUCK] += 1
-        if walk.values[0] < walk.values[1] - _CLOSE:
+        if walk.values[0] < walk.values[1] - TOLERANCE:
             keep(paths, walk)
         elif (
             walk.counts[_MOVES] - walk.counts[_LAST_BETTER] > _PATIENCE
@@ -166,7 +165,7 @@ def trace(links: Links, paths: Paths, walk: Walk) -> int:
         walk.path[length] = code
         length += 1
         row, place, following = links.rows[code], paths.places[code] + 1, -1
-        left = paths.tails[code] - links.duration[row] - _CLOSE
+        left = paths.tails[code] - links.duration[row] - TOLERANCE
         if rest(links, paths, place, links.ranks[row]) >= left:
             if place == links.offsets[links.ranks[row] + 1]:
                 return length
@@ -205,11 +204,11 @@ def choose(links: Links, paths: Paths, walk: Walk, length: int) -> tuple[int, in
                 if not may_move(links, paths, here, there):
                     continue
                 value = estimate(links, paths, walk.heads, here, there, best)
-                if value > best + _CLOSE or (
-                    value >= walk.values[1] - _CLOSE and is_tabu(paths, walk, here, there)
+                if value > best + TOLERANCE or (
+                    value >= walk.values[1] - TOLERANCE and is_tabu(paths, walk, here, there)
                 ):
                     continue
-                num_equal = 1 if value < best - _CLOSE else num_equal + 1
+                num_equal = 1 if value < best - TOLERANCE else num_equal + 1
                 best = min(best, value)
                 if draw(walk, num_equal) == 0:
                     source, target = here, there
@@ -290,7 +289,7 @@ def estimate(
         row = links.rows[code]
         tail = max(tail, departure(links, paths, code, row)) + links.duration[row]
         longest = max(longest, heads[place] + tail)
-        if longest > enough + _CLOSE:
+        if longest > enough + TOLERANCE:
             return float(longest)
     return float(longest)
 

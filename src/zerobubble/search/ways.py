@@ -12,16 +12,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from zerobubble.copies import with_copies, with_recompute, without_copies
-from zerobubble.costs import Costs, Floats
+from zerobubble.costs import TOLERANCE, Costs, Floats
 from zerobubble.errors import ScheduleError, UsageError
-from zerobubble.ir import Kind, Placement, Schedule
+from zerobubble.ir import Flags, Kind, Placement, Schedule
 from zerobubble.search.bounds import Bound, lower_bound
 from zerobubble.search.effort import Effort
 from zerobubble.search.engine import search_all
-from zerobubble.search.limits import TOLERANCE
 from zerobubble.search.making_room import make_room
 from zerobubble.search.problem import Objective
-from zerobubble.search.relief import Decision, Flags, Relief, smallest_relieved_memory
+from zerobubble.search.relief import Decision, Relief, smallest_relieved_memory
 from zerobubble.search.relief_bounds import relieved_bound
 from zerobubble.simulate import Timeline, simulate
 from zerobubble.verify import violations

@@ -23,9 +23,10 @@ def explain(facts: Facts) -> str:
 
 def _critical_path(facts: Facts) -> str:
     total = sum(facts.split) or 1.0
-    parts = (
-        f"{name} {time:.6g} ({time / total:.1%})" for name, time in facts.split._asdict().items()
-    )
+    times = facts.split._asdict()
+    if not facts.timeline.schedule.has_copies:
+        del times["copies"]
+    parts = (f"{name} {time:.6g} ({time / total:.1%})" for name, time in times.items())
     return f"critical path of {len(facts.path)} ops: {', '.join(parts)}"
 
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from zerobubble.costs import Floats
+from zerobubble.costs import TOLERANCE, Floats
 from zerobubble.ir import Codes, Kind, Op
 from zerobubble.jit import hot
 from zerobubble.simulate import Timeline
@@ -34,13 +34,14 @@ _O, _L = int(Kind.O), int(Kind.L)
 
 
 class Split(NamedTuple):
-    """How the makespan divides along the critical path; the three add up to it.
+    """How the makespan divides along the critical path; the four add up to it.
 
-    Copies to the host and back are transfers too.
+    A transfer is from rank to rank, copies are to the host and back.
     """
 
     compute: float
     transfer: float
+    copies: float
     wait: float
 
 
@@ -68,7 +69,7 @@ class Facts:
     >>> found.idle_by_cause()[0]
     {'waits for BW of stage 1 on rank 1': 3.0}
     >>> found.split
-    Split(compute=9.0, transfer=0.0, wait=0.0)
+    Split(compute=9.0, transfer=0.0, copies=0.0, wait=0.0)
     """
 
     timeline: Timeline
@@ -113,7 +114,7 @@ class Facts:
     @cached_property
     def tiny(self) -> float:
         """Times up to this are rounding, and count as none."""
-        return 1e-9 * (self.finish - self.origin)
+        return TOLERANCE * (self.finish - self.origin)
 
     @cached_property
     def index_of(self) -> Codes:
@@ -228,7 +229,7 @@ class Facts:
 
     def _slack(self, deadlines: Floats) -> Floats:
         shared = self.timeline.costs.ranks_per_engine
-        order = order_of_waits(self.timeline.schedule, self.start, shared)
+        order = order_of_waits(self.timeline.schedule, self.start, self.end, shared)
         there = np.minimum(self.input_there, self.start)
         travel = np.where(self.needs >= 0, np.maximum(there - self.made, 0.0), 0.0)
         latest = deadlines[self.ranks]
@@ -318,7 +319,7 @@ class Facts:
 
     @cached_property
     def split(self) -> Split:
-        """The makespan along the critical path: compute, transfers and copies, and neither."""
+        """The makespan along the critical path: compute, transfers, copies, and none of these."""
         path = self.path
         lasts = self.end[path] - self.start[path]
         is_copy = self.is_copy[path]
@@ -327,9 +328,9 @@ class Facts:
         is_hop = comes_from & (self.ranks[path[1:]] != self.ranks[path[:-1]])
         there = np.minimum(self.input_there[path[1:]], self.start[path[1:]])
         hops = np.where(is_hop, np.maximum(there - self.end[path[:-1]], 0.0), 0.0)
-        transfer = float(hops.sum() + lasts[is_copy].sum())
-        wait = self.finish - self.origin - compute - transfer
-        return Split(compute, transfer, wait if wait > self.tiny else 0.0)
+        transfer, copies = float(hops.sum()), float(lasts[is_copy].sum())
+        wait = self.finish - self.origin - compute - transfer - copies
+        return Split(compute, transfer, copies, wait if wait > self.tiny else 0.0)
 
     def peak_op(self, rank: int) -> PeakOp | None:
         """Find the op that raises a rank's memory to its peak; None for a rank without ops."""

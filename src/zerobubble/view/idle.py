@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from zerobubble.costs import Floats
+from zerobubble.costs import TOLERANCE, Floats
 from zerobubble.ir import Codes, Kind
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def held_by_memory(facts: "Facts") -> NDArray[np.bool_]:
     forward = _next_true(kinds == Kind.F, facts.offsets)
     is_there = (forward >= 0) & (facts.input_there[forward] <= facts.free + facts.tiny)
     needed = facts.memory_before + facts.memory_changes[forward]
-    is_too_much = needed > facts.limits[facts.ranks] * (1 + 1e-9)
+    is_too_much = needed > facts.limits[facts.ranks] * (1 + TOLERANCE)
     changes = (kinds == Kind.B).astype(np.int64) - (kinds == Kind.W)
     parts = np.split(changes, facts.offsets[1:-1])
     waiting = np.concatenate([np.cumsum(part) for part in parts]) - changes

@@ -19,7 +19,7 @@ import numpy as np
 from zerobubble.costs import Floats
 from zerobubble.ir import Codes, Kind
 from zerobubble.simulate import Timeline
-from zerobubble.view.labels import label, turns
+from zerobubble.view.labels import label, styled, turns
 from zerobubble.view.lanes import Lane, rows_of
 from zerobubble.view.text import COLORS, MEANINGS
 
@@ -305,7 +305,14 @@ class _Picture:
         yield _swatch(x, y, _IDLE)
         yield f'<text x="{_n(x + 20)}" y="{_n(y + 4)}">idle</text>'
         if any(odd for _, odd in self.styles):
-            texts = ("lighter, lower case: every second stage of a rank", "light: second stage")
+            texts = [
+                "lighter, lower case: every second stage of a rank",
+                "lighter: every 2nd stage",
+            ]
+            if (num_turns := max(self.turn_of_stage.values()) + 1) > 2:
+                marks = " ".join(styled("F", turn, "") for turn in range(min(num_turns, 4)))
+                more = " ..." * (num_turns > 4)
+                texts.insert(0, f"{marks}{more}: stages of a rank in order, every second lighter")
             room = self.width - x - 64
             text = next((each for each in texts if len(each) * _LETTER < room), "")
             yield f'<text x="{_n(x + 64)}" y="{_n(y + 4)}" fill="{_FAINT}">{text}</text>'

@@ -80,13 +80,16 @@ function showTip(viewer) {
   tip.style.top = `${below ? y + 24 : y - height - 20}px`;
 }
 
-// The critical path of each run: a bar of its three parts, and their numbers.
+// The critical path of each run: a bar of its parts, and their numbers.
 function showCritical(viewer) {
   const parts = allRuns(viewer).flatMap(({ run, name, panel }) => {
     const { split, path } = run.facts;
-    const total = split.compute + split.transfer + split.wait || 1;
+    const total = Object.values(split).reduce((sum, time) => sum + time, 0) || 1;
     const bar = make("div", "", { class: "bar", "aria-hidden": "true" });
-    const texts = Object.entries(split).map(([part, time]) => {
+    const known = Object.entries(split).filter(
+      ([part]) => part !== "copies" || panel.schedule.hasCopies,
+    );
+    const texts = known.map(([part, time]) => {
       const piece = make("span", "", { class: part });
       piece.style.width = `${(time / total) * 100}%`;
       bar.append(piece);

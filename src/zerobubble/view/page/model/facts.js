@@ -60,8 +60,9 @@ function orderOfWaits({ schedule, costs, timeline }) {
   const asked = new Float64Array(numOps);
   order.forEach((i, k) => (asked[i] = k));
   for (const tracks of schedule.tracks) for (const i of tracks[OUT]) asked[i] = asked[needs[i]] + 0.5;
-  const begun = (i) => (costs.ranks_per_engine > 1 ? timeline.start[i] : 0);
-  return order.slice().sort((a, b) => begun(a) - begun(b) || asked[a] - asked[b]);
+  const { start, end } = timeline;
+  const begun = (a, b) => (costs.ranks_per_engine > 1 ? start[a] - start[b] || end[a] - end[b] : 0);
+  return order.slice().sort((a, b) => begun(a, b) || asked[a] - asked[b]);
 }
 
 // The copies of every engine, in turn.
@@ -259,10 +260,10 @@ function addPath(facts, lasts) {
   let i = lasts.reduce((best, last) => (timeline.end[last] > timeline.end[best] ? last : best));
   for (; i >= 0; i = latestBefore(facts, i)) path.push(i);
   facts.path = path.reverse();
-  let [compute, transfer] = [0, 0];
+  let [compute, transfer, copies] = [0, 0, 0];
   facts.path.forEach((op, k) => {
     const lasts = timeline.end[op] - timeline.start[op];
-    if (isCopy(schedule, op)) transfer += lasts;
+    if (isCopy(schedule, op)) copies += lasts;
     else compute += lasts;
     const previous = facts.path[k - 1];
     if (k && needs[op] === previous && schedule.ranks[previous] !== schedule.ranks[op]) {
@@ -270,8 +271,8 @@ function addPath(facts, lasts) {
       transfer += Math.max(there - timeline.end[previous], 0);
     }
   });
-  const wait = fromZero(facts.finish - facts.origin - compute - transfer, facts.tiny);
-  facts.split = { compute, transfer, wait };
+  const wait = fromZero(facts.finish - facts.origin - compute - transfer - copies, facts.tiny);
+  facts.split = { compute, transfer, copies, wait };
 }
 
 // What an op waited for longest, or -1.

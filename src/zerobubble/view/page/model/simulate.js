@@ -69,45 +69,57 @@ function travelTime(schedule, costs, i) {
 }
 
 function simulate(schedule, costs) {
-  const { order } = schedule;
   const ranks = Array.from({ length: schedule.numRanks }, (_, rank) => rank);
-  const alone = runInOrder(schedule, costs, order, ranks);
+  const events = eventsOf(schedule);
+  const alone = runInOrder(schedule, costs, events, ranks);
   const shared = costs.ranks_per_engine;
   if (!schedule.hasCopies || shared === 1) return alone;
-  const turns = order.slice().sort((a, b) => alone.reached[a] - alone.reached[b]);
+  const turns = events.slice().sort((a, b) => alone.times[a] - alone.times[b]);
   return runInOrder(schedule, costs, turns, ranks.map((rank) => Math.floor(rank / shared)));
 }
 
-// O starts behind its F and holds up the compute that comes to it; L starts as that comes to it.
-function runInOrder(schedule, costs, order, engines) {
-  const { needs, loads, ranks, kinds, stages, microbatches, numOps } = schedule;
-  const [start, end, reached] = [0, 0, 0].map(() => new Float64Array(numOps));
+// As copy_engines.py: a copy is an event of its own, behind its F or behind the place of its L.
+function eventsOf({ order, kinds, stages, microbatches, place, numOps, hasCopies }) {
+  if (!hasCopies) return order;
+  const events = [];
+  for (const i of order) {
+    events.push(i);
+    const copy = kinds[i] === F ? place(O, stages[i], microbatches[i]) : kinds[i] === L ? i : -1;
+    if (copy >= 0) events.push(copy + numOps);
+  }
+  return events;
+}
+
+function runInOrder(schedule, costs, events, engines) {
+  const { needs, loads, ranks, kinds, stages, numOps } = schedule;
+  const [start, end] = [0, 0].map(() => new Float64Array(numOps));
+  const times = new Float64Array(2 * numOps);
   const [free, freeOut, freeIn] = [0, 0, 0].map(() => new Float64Array(schedule.numRanks));
-  const run = (i, begin) => {
-    start[i] = begin;
+  const run = (event, i, begin) => {
+    times[event] = start[i] = begin;
     end[i] = begin + duration(costs, kinds[i], stages[i]);
     return end[i];
   };
-  for (const i of order) {
+  for (const event of events) {
+    const i = event % numOps;
     const [rank, engine] = [ranks[i], engines[ranks[i]]];
-    let begin = free[rank];
-    reached[i] = begin;
-    if (kinds[i] === O) {
-      free[rank] = Math.max(begin, end[i]);
-      continue;
+    if (event >= numOps) {
+      const freeEngine = kinds[i] === O ? freeOut : freeIn;
+      const reached = kinds[i] === O ? 0 : times[i];
+      const begin = Math.max(end[needs[i]], freeEngine[engine], reached);
+      freeEngine[engine] = run(event, i, begin);
+    } else if (kinds[i] === O) {
+      times[i] = free[rank] = Math.max(free[rank], end[i]);
+    } else if (kinds[i] === L) {
+      times[i] = free[rank];
+    } else {
+      let begin = free[rank];
+      if (needs[i] >= 0) begin = Math.max(begin, end[needs[i]] + travelTime(schedule, costs, i));
+      if (loads[i] >= 0) begin = Math.max(begin, end[loads[i]]);
+      free[rank] = run(i, i, begin);
     }
-    if (needs[i] >= 0) begin = Math.max(begin, end[needs[i]] + travelTime(schedule, costs, i));
-    if (loads[i] >= 0) begin = Math.max(begin, end[loads[i]]);
-    if (kinds[i] === L) {
-      freeIn[engine] = run(i, Math.max(begin, freeIn[engine]));
-      continue;
-    }
-    reached[i] = begin;
-    free[rank] = run(i, begin);
-    const offload = kinds[i] === F ? schedule.place(O, stages[i], microbatches[i]) : -1;
-    if (offload >= 0) freeOut[engine] = run(offload, Math.max(end[i], freeOut[engine]));
   }
-  return { start, end, arrived: null, reached };
+  return { start, end, arrived: null, times };
 }
 
 // The numbers that the command line prints, under the names of its --json.

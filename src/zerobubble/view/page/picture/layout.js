@@ -10,6 +10,8 @@ const SHORTEST = 1e-7;
 
 // Height of a row of copies; that of a row of ops is 1.
 const OF_COPIES = 0.6;
+// Between a row of copies and the mark of a peak.
+const UNDER_COPIES = 6;
 
 // Up to so many ranks: the heights of ops, of memory, and of the gap below.
 const ROW_HEIGHTS = [
@@ -57,7 +59,8 @@ function windowWithin({ from, to }, extent) {
 function rowOf(panel, rank, { ops, memory }) {
   const shown = panel.schedule.tracks[rank].map((track) => track.length > 0);
   const copies = shown[OUT] || shown[IN] ? Math.max(Math.round(ops * OF_COPIES), 3) : 0;
-  return { ops, copies, all: ops + 2 * copies, memory };
+  const clear = copies && memory >= 20 ? UNDER_COPIES : 0;
+  return { ops, copies, all: ops + 2 * copies, clear, memory: memory && memory + clear };
 }
 
 function lengthOf(run) {

@@ -8,7 +8,7 @@ function drawMemory(scene, row) {
   const top = memoryTop(facts);
   if (row.memory < 4 || !(top > 0)) return;
   const ground = row.y + row.all + row.memory - scene.scroll;
-  const height = (memory) => Math.max(0, (memory / top) * (row.memory - 3));
+  const height = (memory) => Math.max(0, (memory / top) * (row.memory - row.clear - 3));
   drawCurve(scene, panel, run, row, ground, height);
   const limit = facts.limits?.[row.rank];
   if (Number.isFinite(limit)) drawLimit(scene, ground - height(limit), row.memory < 10 ? 0.35 : 1);
