@@ -48,4 +48,4 @@ def _of(timeline: Timeline, rank: int) -> Iterator[Lane]:
 def kinds_in(lanes: Sequence[Lane], schedule: Schedule) -> list[Kind]:
     """List the kinds of op that some rows show."""
     kinds = (schedule.fields(schedule.orders[lane.rank][lane.indices])[0] for lane in lanes)
-    return [Kind(kind) for kind in np.flatnonzero(np.bincount(np.concatenate([*kinds])))]
+    return [Kind(kind) for kind in np.flatnonzero(np.bincount(np.concatenate([*kinds]))).tolist()]
