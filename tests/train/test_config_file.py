@@ -39,6 +39,7 @@ def configs(draw):
             "steps": st.just(steps),
             "replan_after": st.just(replan_after),
             "host_memory": st.sampled_from(["", "1.5GiB"]),
+            "recompute": st.sampled_from(["off", "light"]),
         },
         "model": {
             "dim": st.just(2 * heads * pairs),
