@@ -28,7 +28,7 @@ from zerobubble.runtime.partition import build_layer
 from zerobubble.runtime.transport import Transport
 
 _IN_FLIGHT = 3
-_MOST_COPIES = 4
+_MOST_COPIES = 12
 _BYTES_OF_COPIES = 2**28
 
 
