@@ -7,6 +7,7 @@ and one end, each within a slice.
 
 import json
 from collections import defaultdict
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -23,7 +24,7 @@ from tests.strategies import (
 )
 from zerobubble.costs import Costs
 from zerobubble.formats.chrome import dumps, trace_events
-from zerobubble.ir import BW, B, F, L, O, Schedule, W, linear
+from zerobubble.ir import BW, B, F, L, O, Placement, Schedule, W, linear
 from zerobubble.measured import MeasuredStep, Transfer
 from zerobubble.schedules import build
 from zerobubble.simulate import Timeline, simulate
@@ -140,6 +141,16 @@ def test_copies_have_tracks_of_their_own():
 @given(schedules_with_copies(), st.data())
 def test_any_timeline_with_copies_obeys_the_format(schedule, data):
     check(simulate(schedule, data.draw(costs_of_copies_for(schedule.num_stages))))
+
+
+def test_a_copy_that_takes_no_time_comes_before_one_that_starts_with_it():
+    """In the order of the rank, O of the stage whose copy takes time stands first."""
+    ops = [F(0, 0), F(1, 0), O(1, 0), O(0, 0), L(1, 0), L(0, 0), BW(1, 0), BW(0, 0)]
+    schedule = Schedule.from_ops("mine", Placement((0, 0)), 1, [ops])
+    costs = replace(Costs.uniform(2, f=0), offload=[0, 0.5])
+    phases = check(simulate(schedule, costs))
+    copies = on_track(phases, 0, "copy out")
+    assert [(start, end) for _, start, end in copies] == [(0, 0), (0, 500)]
 
 
 def test_a_message_takes_the_time_of_its_boundary_in_either_direction():

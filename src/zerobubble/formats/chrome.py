@@ -75,7 +75,9 @@ def trace_events(shown: Timeline | MeasuredStep) -> list[Event]:
         trace = _Trace(shown.timeline, shown.transfers, host)
     else:
         trace = _Trace(shown, tuple(_simulated_transfers(shown)), [])
-    return [*trace.names(), *sorted(trace.timed(), key=lambda event: event["ts"])]
+    # What takes no time comes first of what starts together, or it would overlap with the others.
+    in_time = sorted(trace.timed(), key=lambda event: (event["ts"], event.get("dur", 0.0)))
+    return [*trace.names(), *in_time]
 
 
 def _simulated_transfers(timeline: Timeline) -> Iterator[Transfer]:
