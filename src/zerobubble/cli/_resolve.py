@@ -5,8 +5,9 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from zerobubble.cli._arguments import UNIT_COSTS
 from zerobubble.cli._measured import refuse_run
 from zerobubble.costs import Costs
 from zerobubble.errors import UsageError
@@ -51,6 +52,37 @@ def resolve(
         return schedule, read(schedule.placement)
     name, parameters = parse_spec(spec)
     return _build(recipe(name), parameters, ranks, microbatches, read)
+
+
+class Asked(Protocol):
+    """The arguments of a command that times a schedule."""
+
+    @property
+    def ranks(self) -> int | None:
+        """What ``-p`` says."""
+
+    @property
+    def microbatches(self) -> int | None:
+        """What ``-m`` says."""
+
+    @property
+    def costs(self) -> str:
+        """What ``--costs`` says."""
+
+    @property
+    def offload_bandwidth(self) -> str | None:
+        """What ``--offload-bandwidth`` says."""
+
+    @property
+    def recompute(self) -> str:
+        """What ``--recompute`` says."""
+
+
+def resolve_asked(spec: str, asked: Asked) -> tuple[Schedule, Costs]:
+    """Find or build a schedule and its costs by the arguments of a command; as ``resolve``."""
+    sizes = asked.ranks, asked.microbatches
+    costs = asked.costs or UNIT_COSTS
+    return resolve(spec, *sizes, costs, asked.offload_bandwidth, asked.recompute)
 
 
 def read_costs(

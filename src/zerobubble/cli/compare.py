@@ -17,7 +17,7 @@ from zerobubble.cli._arguments import (
 )
 from zerobubble.cli._parse import parse
 from zerobubble.cli._report import print_json, row, shortened, tell_of_free_copies
-from zerobubble.cli._resolve import read_memory, resolve
+from zerobubble.cli._resolve import read_memory, resolve_asked
 from zerobubble.errors import ScheduleError
 from zerobubble.schedules import REGISTRY
 from zerobubble.simulate import Timeline, simulate
@@ -68,14 +68,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _timeline(spec: str, asked: Compare) -> Timeline:
-    schedule, costs = resolve(
-        spec,
-        asked.ranks,
-        asked.microbatches,
-        asked.costs,
-        asked.offload_bandwidth,
-        asked.recompute,
-    )
+    schedule, costs = resolve_asked(spec, asked)
     verify(schedule, costs, read_memory(asked.memory, schedule.num_ranks))
     return simulate(schedule, costs)
 

@@ -18,7 +18,7 @@ from zerobubble.cli._arguments import (
 from zerobubble.cli._measured import choose_step, find_run
 from zerobubble.cli._parse import parse
 from zerobubble.cli._report import tell_of_free_copies
-from zerobubble.cli._resolve import resolve
+from zerobubble.cli._resolve import resolve_asked
 from zerobubble.cli._writing import CSV, PICTURE, TRACE, Target, require_places
 from zerobubble.errors import UsageError
 from zerobubble.formats import chrome, torch_csv
@@ -92,14 +92,7 @@ def _find(asked: Export) -> Timeline | MeasuredStep:
     if measured is None:
         if asked.step is not None:
             raise UsageError(f"{asked.schedule} is no measured run: leave out --step")
-        schedule, costs = resolve(
-            asked.schedule,
-            asked.ranks,
-            asked.microbatches,
-            asked.costs,
-            asked.offload_bandwidth,
-            asked.recompute,
-        )
+        schedule, costs = resolve_asked(asked.schedule, asked)
         verify(schedule, costs)
         return simulate(schedule, costs)
     given = (asked.ranks, asked.microbatches, asked.costs, asked.offload_bandwidth, asked.recompute)

@@ -20,7 +20,7 @@ from zerobubble.cli._arguments import (
 from zerobubble.cli._page import save_page
 from zerobubble.cli._parse import parse
 from zerobubble.cli._report import facts_of, facts_row, print_json, print_timeline, row
-from zerobubble.cli._resolve import read_memory, resolve
+from zerobubble.cli._resolve import read_memory, resolve_asked
 from zerobubble.cli._writing import PAGE, PICTURE, SCHEDULE, Target, require_places
 from zerobubble.formats.json import save
 from zerobubble.formats.reading import write_text
@@ -55,14 +55,7 @@ def run(argv: Sequence[str]) -> int:
         Target("--svg", asked.svg, PICTURE),
         Target("--html", asked.html, PAGE),
     )
-    schedule, costs = resolve(
-        asked.schedule,
-        asked.ranks,
-        asked.microbatches,
-        asked.costs,
-        asked.offload_bandwidth,
-        asked.recompute,
-    )
+    schedule, costs = resolve_asked(asked.schedule, asked)
     limits = read_memory(asked.memory, schedule.num_ranks)
     verify(schedule, costs, limits)
     timeline = simulate(schedule, costs)

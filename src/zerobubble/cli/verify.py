@@ -17,7 +17,7 @@ from zerobubble.cli._arguments import (
 )
 from zerobubble.cli._parse import parse
 from zerobubble.cli._report import print_json
-from zerobubble.cli._resolve import read_memory, resolve
+from zerobubble.cli._resolve import read_memory, resolve_asked
 from zerobubble.ir import Schedule
 from zerobubble.verify import RULES, Violation, violations
 
@@ -41,14 +41,7 @@ class Verify:
 def run(argv: Sequence[str]) -> int:
     """Print that the schedule obeys the rules, or on stderr where it breaks one."""
     asked = parse(Verify, argv, command="verify")
-    schedule, costs = resolve(
-        asked.schedule,
-        asked.ranks,
-        asked.microbatches,
-        asked.costs,
-        asked.offload_bandwidth,
-        asked.recompute,
-    )
+    schedule, costs = resolve_asked(asked.schedule, asked)
     limits = read_memory(asked.memory, schedule.num_ranks)
     found = violations(schedule, costs, limits)
     if asked.json:

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 from tyro.conf import arg
 
 from zerobubble.cli._arguments import (
-    UNIT_COSTS,
     BandwidthFlag,
     CostsFlag,
     Json,
@@ -24,7 +23,7 @@ from zerobubble.cli._measured import choose_step, find_run
 from zerobubble.cli._page import save_page
 from zerobubble.cli._parse import parse
 from zerobubble.cli._report import facts_row, print_json, row, shortened, tell_of_free_copies
-from zerobubble.cli._resolve import must_agree, read_costs, read_memory, resolve
+from zerobubble.cli._resolve import must_agree, read_costs, read_memory, resolve_asked
 from zerobubble.cli._writing import PAGE, Target, require_places
 from zerobubble.errors import UsageError
 from zerobubble.measured import MeasuredRun
@@ -97,14 +96,7 @@ def _panel(file: str, asked: View) -> Panel:
     measured = find_run(file)
     if measured is not None:
         return _overlay(file, measured, asked)
-    schedule, costs = resolve(
-        file,
-        asked.ranks,
-        asked.microbatches,
-        asked.costs or UNIT_COSTS,
-        asked.offload_bandwidth,
-        asked.recompute,
-    )
+    schedule, costs = resolve_asked(file, asked)
     limits = read_memory(asked.memory, schedule.num_ranks)
     verify(schedule, costs, limits)
     return Panel(schedule, costs, limits)
