@@ -3,6 +3,7 @@
 from threading import Event
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -79,6 +80,7 @@ def test_climbs_side_by_side_find_what_each_finds_alone():
         for each, template in zip(alone, templates, strict=True)
     ]
     assert [one.value for one in found] == [last.value for [last] in of_each]
-    assert together.value == min(each.value for each in alone)
+    # What is better by no more than rounding is not kept.
+    assert together.value == pytest.approx(min(each.value for each in alone), rel=1e-12)
     assert together.num_tried == sum(each.num_tried for each in alone)
     assert [one.value for one in together.tries] == [t.value for e in alone for t in e.tries]

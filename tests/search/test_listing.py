@@ -1,5 +1,7 @@
 """Does list scheduling stay within every limit, and end, whatever the preferences?"""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -89,3 +91,36 @@ def test_a_rank_that_is_looked_at_very_often_does_not_fill_the_heap(list_it, lea
         assert placed is not None
         found = arrange(problem, placed[0])
     verify(found.timeline().schedule, costs, 1.0)
+
+
+def with_times(problem, change):
+    """Give the same problem with other times of F, B and W, and of transfers."""
+    names = ("forward", "backward_input", "backward_weight", "transfer")
+    costs = {name: change(getattr(problem.costs, name)) for name in names}
+    return replace(problem, costs=replace(problem.costs, **costs))
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_rounding_decides_nothing(data):
+    """Whether an op is worth a wait may not depend on the last bit of when it arrives."""
+    halves = with_times(data.draw(problems()), lambda times: times + 0.5)
+    tenths = with_times(halves, lambda times: times / 10)  # of which sums are rounded
+    keys = np.random.default_rng(data.draw(st.integers(0, 2**32))).permutation(halves.num_ops)
+    patience = data.draw(st.sampled_from([0.0, 0.5, 1.0]))
+    budgets = np.array(
+        data.draw(
+            st.lists(st.integers(-1, 9), min_size=len(halves.limits), max_size=len(halves.limits))
+        )
+    )
+    makes_room = data.draw(st.sampled_from([0.0, 1.0]))
+    uncapped = np.full(halves.placement.num_stages, 100)
+    orders = []
+    for each, unit in ((halves, 1.0), (tenths, 0.1)):
+        preferences = Preferences(
+            keys * 1.0, uncapped, uncapped, patience, np.inf, makes_room, budgets * unit
+        )
+        backwards = list_ops_backwards(each, keys * 1.0, np.zeros(len(halves.limits)), patience)
+        orders.append([list_ops(each, preferences).codes.tolist()])
+        orders[-1] += [] if backwards is None else [backwards[0].tolist()]
+    assert orders[0] == orders[1]

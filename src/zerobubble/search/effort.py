@@ -18,7 +18,8 @@ class Effort:
             usual placements if all are searched, else for those that are, all together.
         justified: by climbs over what justification makes of either, where ranks have three stages
             or more; twice as many at each larger size.
-        moves: no ops placed, but how often ops of the best orders are moved.
+        moves: no ops placed, but how often ops of the best orders are moved; a quarter of it on
+            smaller copies of the problem.
     """
 
     seeded: int
@@ -40,8 +41,8 @@ class Effort:
 
 EFFORTS = {
     "quick": Effort(120_000, 0, 0, 0, 0, 0),
-    "default": Effort(800_000, 9_000_000, 5, 6_000_000, 4_000_000, 80_000),
-    "thorough": Effort(3_000_000, 100_000_000, 20, 50_000_000, 30_000_000, 2_000_000),
+    "default": Effort(800_000, 9_000_000, 5, 6_000_000, 10_000_000, 40_000),
+    "thorough": Effort(3_000_000, 100_000_000, 20, 50_000_000, 60_000_000, 1_000_000),
 }
 
 

@@ -32,6 +32,9 @@ from zerobubble.search.starting import start_rules
 from zerobubble.search.template import Template
 from zerobubble.simulate import Timeline
 
+# Of a copy of the problem only the rhythm is taken over, not the order of every op.
+_FEWER_MOVES = 4
+
 
 @dataclass(frozen=True, eq=False)
 class SearchResult:
@@ -209,7 +212,8 @@ class _Search:
                 # Justification does more in larger problems, and is worth more time there.
                 justified = self.effort.justified * 2**number
                 size.tune_justified(justified)
-                size.polish(self.effort, justified, self.effort.moves, copied)
+                moves = self.effort.moves // (1 if size is self.real else _FEWER_MOVES)
+                size.polish(self.effort, justified, moves, copied)
                 templates = [each.rule for each in size.best_of(Template)] or templates
                 num_climbs = max(1, num_climbs // 2)
             copied = size.best

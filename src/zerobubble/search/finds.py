@@ -9,7 +9,7 @@ import numpy as np
 from zerobubble.search.arrangement import Arrangement
 from zerobubble.search.bounds import Bound, lower_bound
 from zerobubble.search.climb import climb
-from zerobubble.search.justify import justified
+from zerobubble.search.justify import best_justified
 from zerobubble.search.listing import list_ops
 from zerobubble.search.portfolio import Rule
 from zerobubble.search.problem import Problem
@@ -85,9 +85,9 @@ class Finds:
         """Whether nothing can be better than the best so far."""
         return self.value <= self.bound * (1 + PROVED)
 
-    def keep(self, arrangement: Arrangement) -> float:
-        """Take note of an order, and keep it if it is the best so far."""
-        self.num_tried += 1
+    def keep(self, arrangement: Arrangement, num_tried: int = 1) -> float:
+        """Take note of an order, the best of so many, and keep it if it is the best so far."""
+        self.num_tried += num_tried
         if arrangement.value < self.value * (1 - 1e-12):
             self.best = arrangement
         return arrangement.value
@@ -122,19 +122,20 @@ class Finds:
 
     def justified_once(self, arrangement: Arrangement) -> Arrangement:
         """Push an order back and forth once; give the best on the way."""
-        return self.justified(arrangement, 1, _FEW_PATIENCES)
+        best, number = best_justified(arrangement, 1, _FEW_PATIENCES, self.bound)
+        self.keep(best, number)
+        return best
 
-    def justified(
-        self,
-        arrangement: Arrangement,
-        num_rounds: int = _NUM_ROUNDS,
-        patiences: Sequence[float] = _PATIENCES,
-    ) -> Arrangement:
-        """Push an order back and forth; give the best on the way."""
-        for better in justified(arrangement, num_rounds, patiences, self.bound):
-            self.keep(better)
-            arrangement = min(arrangement, better, key=lambda found: found.value)
-        return arrangement
+    def justified(self, starts: Sequence[Arrangement]) -> list[Arrangement]:
+        """Push each order back and forth, side by side; give the best on the way of each."""
+
+        def run(start: Arrangement, cancelled: Event) -> tuple[Arrangement, int]:
+            return best_justified(start, _NUM_ROUNDS, _PATIENCES, self.bound, cancelled)
+
+        found = side_by_side(run, starts)
+        for best, number in found:
+            self.keep(best, number)
+        return [best for best, _ in found]
 
     def climb(
         self,

@@ -6,6 +6,7 @@ that gaps close from both sides.
 """
 
 from collections.abc import Iterator, Sequence
+from threading import Event
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from zerobubble.search.listing import Preferences, list_ops
 from zerobubble.search.portfolio import UNCAPPED
 from zerobubble.search.problem import Problem
 from zerobubble.search.reversing import list_ops_backwards
+
+# What has not got better in so many rounds seldom does.
+_FRUITLESS = 4
 
 
 def justified(
@@ -47,6 +51,29 @@ def justified(
         yield arrangement
         if min(back.value, arrangement.value) <= bound:
             return
+
+
+def best_justified(
+    arrangement: Arrangement,
+    num_rounds: int,
+    patiences: Sequence[float],
+    bound: float,
+    cancelled: Event | None = None,
+) -> tuple[Arrangement, int]:
+    """Give the best of an order and of what it is justified to, and how many those were.
+
+    Arguments as for ``justified``, which may end early: after a few rounds without any gain, or
+    when it is cancelled.
+    """
+    best, number, of_best = arrangement, 0, 0
+    for found in justified(arrangement, num_rounds, patiences, bound):
+        number += 1
+        if found.value < best.value:
+            best, of_best = found, number
+        is_fruitless = number - of_best >= 2 * _FRUITLESS
+        if is_fruitless or (cancelled is not None and cancelled.is_set()):
+            break
+    return best, number
 
 
 def _best_backwards(

@@ -208,7 +208,7 @@ def choose(
                 and may_start(problem, preferences, state, rank, index)
             ):
                 if state.memory[rank] + problem.held[s] > problem.limits[rank] * (1 + TOLERANCE):
-                    if arrival <= now + preferences.makes_room * problem.forward[s]:
+                    if arrival <= now + preferences.makes_room * problem.forward[s] + TOLERANCE:
                         blocked_key = min(blocked_key, this_key)
                 elif arrival <= now + TOLERANCE:
                     if this_key < key:
@@ -235,12 +235,12 @@ def choose(
             duration = problem.backward[stage]
         elif kind == _W:
             duration = problem.weight[stage]
-        wait = better_time - now
+        # Clearly less: ops that fill a rhythm often arrive just when another ends.
+        wait = better_time - now + TOLERANCE
         is_patient = wait < preferences.patience * duration
         is_patient = is_patient and better_key < now + duration + preferences.leeway - TOLERANCE
-        can_afford = (
-            state.positions[rank] > 0 and state.idle[rank] + wait <= preferences.budgets[rank]
-        )
+        left = preferences.budgets[rank] - state.idle[rank]
+        can_afford = state.positions[rank] > 0 and wait <= left + 2 * TOLERANCE
         if wait < duration and (is_patient or can_afford):
             return _NONE, -1, better_time
     return kind, stage, 0.0

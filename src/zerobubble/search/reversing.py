@@ -198,7 +198,8 @@ def choose_backwards(
             duration = problem.forward[stage]
         elif kind == _B:
             duration = problem.backward[stage]
-        if better_time - now < min(1.0, patience) * duration:
+        wait = better_time - now + TOLERANCE  # clearly less, as in list scheduling
+        if wait < min(1.0, patience) * duration:
             return _NONE, -1, better_time
     return kind, stage, 0.0
 

@@ -147,7 +147,7 @@ class Size(Finds):
             chosen = [each.rule for each in self.best_of(Shape)[:_NUM_JUSTIFIED]]
             starts += self.climb(chosen, Reshaping(self.problem), num_justified, is_justified=True)
         if not self.is_done:
-            starts = sorted(map(self.justified, starts), key=lambda found: found.value)
+            starts = sorted(self.justified(starts), key=lambda found: found.value)
             of_value = {found.value: found for found in starts}
             self._move_ops(list(of_value.values())[:_NUM_MOVED], num_moves)
 

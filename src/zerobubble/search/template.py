@@ -23,8 +23,6 @@ from zerobubble.search.listing import Preferences, keys_of
 from zerobubble.search.portfolio import UNCAPPED
 from zerobubble.search.problem import Problem
 
-_LAST = 1e15
-
 
 @dataclass(frozen=True)
 class Template:
@@ -75,8 +73,9 @@ class Template:
         if self.budget_share > 0 and best is not None:
             load = float(problem.loads.max())
             budgets = self.budget_share * (best - load) + load - problem.loads
-        key_w = key_b + (self.weight_delay * period if self.weight_delay else _LAST)
-        key_f = key_f + self.forward_bias * problem.num_ops * period
+        whole = problem.num_ops * period  # later than any other key
+        key_w = key_b + (self.weight_delay * period if self.weight_delay else whole)
+        key_f = key_f + self.forward_bias * whole
         return Preferences(
             keys_of(problem, [key_f, key_b, key_w], period),
             caps,
