@@ -199,6 +199,7 @@ class _Search:
                 known = [build for value, build in scored if size.is_close(value)]
             if not is_copy:
                 size.try_rules(start, self.effort.seeded)
+            size.justify_rules()
             rules = size.best_rules() or rules
 
     def go_on(self) -> None:

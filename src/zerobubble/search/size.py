@@ -115,6 +115,13 @@ class Size(Finds):
         change = Mutation(start, num_passes(self.problem.placement))
         self.climb([start[i % len(start)] for i in range(num_climbs)], change, effort.climbed)
 
+    def justify_rules(self) -> None:
+        """Push back and forth, once, what the best rules lead to."""
+        if self.is_deep:
+            for rule in self.best_rules()[:_NUM_JUSTIFIED]:
+                if not self.is_done:
+                    self.justified_once(self.must_list(rule))
+
     @property
     def is_deep(self) -> bool:
         """Whether ranks hold three stages or more: only then justification gains much."""
