@@ -22,15 +22,15 @@ from benchmarks.instances import Case, Random, draw_case
 from zerobubble.ir import Schedule
 from zerobubble.schedules.v_rounds import v_rounds
 from zerobubble.search import lower_bound, search
-from zerobubble.search.arrangement import Arrangement
-from zerobubble.search.climb import Mutation
-from zerobubble.search.justify import justified
-from zerobubble.search.listing import Preferences, keys_of, list_ops
-from zerobubble.search.portfolio import Cap, First, FixedRule, Rule
+from zerobubble.search.moves.tabu import tabu_searched
+from zerobubble.search.orders.arrangement import Arrangement
+from zerobubble.search.orders.justify import justified
+from zerobubble.search.orders.listing import Preferences, keys_of, list_ops
 from zerobubble.search.problem import Problem
-from zerobubble.search.shape import Reshaping, Shape
-from zerobubble.search.tabu import tabu_searched
-from zerobubble.search.template import Template, num_passes, seeds, with_warm_up
+from zerobubble.search.rules.climb import Mutation
+from zerobubble.search.rules.portfolio import Cap, First, FixedRule, Rule
+from zerobubble.search.rules.shape import Reshaping, Shape
+from zerobubble.search.rules.template import Template, num_passes, seeds, with_warm_up
 from zerobubble.simulate import simulate
 from zerobubble.verify import verify
 

@@ -9,7 +9,7 @@ from tests.strategies import costs_for, schedules
 from zerobubble.costs import Costs
 from zerobubble.ir import BW, B, F, Kind, Schedule, W, linear
 from zerobubble.schedules import build
-from zerobubble.search.arrangement import arrange, arrange_within_limits, split_codes
+from zerobubble.search.orders.arrangement import arrange, arrange_within_limits, split_codes
 from zerobubble.search.problem import Problem
 from zerobubble.simulate import simulate
 

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from tests.search.test_listing import problems
 from zerobubble.costs import Costs
 from zerobubble.ir import wave
-from zerobubble.search.climb import Mutation, climb
 from zerobubble.search.finds import Finds, _Climb
-from zerobubble.search.listing import list_ops
+from zerobubble.search.orders.listing import list_ops
 from zerobubble.search.problem import Problem
-from zerobubble.search.shape import Reshaping, Shape
-from zerobubble.search.template import num_passes, seeds
+from zerobubble.search.rules.climb import Mutation, climb
+from zerobubble.search.rules.shape import Reshaping, Shape
+from zerobubble.search.rules.template import num_passes, seeds
 from zerobubble.verify import verify
 
 

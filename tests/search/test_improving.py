@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from tests.search.test_listing import preferences_for, problems
 from zerobubble.costs import Costs
 from zerobubble.ir import BW, B, F, Schedule, W, linear, wave
-from zerobubble.search.arrangement import arrange, split_codes
-from zerobubble.search.justify import justified
-from zerobubble.search.listing import list_ops
-from zerobubble.search.portfolio import FixedRule
+from zerobubble.search.moves.tabu import tabu_searched
+from zerobubble.search.orders.arrangement import arrange, split_codes
+from zerobubble.search.orders.justify import justified
+from zerobubble.search.orders.listing import list_ops
+from zerobubble.search.orders.reversing import list_ops_backwards
 from zerobubble.search.problem import Problem
-from zerobubble.search.reversing import list_ops_backwards
-from zerobubble.search.tabu import tabu_searched
+from zerobubble.search.rules.portfolio import FixedRule
 from zerobubble.verify import verify
 
 

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from tests.strategies import costs_for, placements
 from zerobubble.costs import Costs
 from zerobubble.ir import linear
-from zerobubble.search.arrangement import arrange
 from zerobubble.search.limits import smallest_memory
-from zerobubble.search.listing import Preferences, keys_of, list_ops, place_all
-from zerobubble.search.portfolio import FixedRule
+from zerobubble.search.orders.arrangement import arrange
+from zerobubble.search.orders.listing import Preferences, keys_of, list_ops, place_all
+from zerobubble.search.orders.reversing import list_ops_backwards
 from zerobubble.search.problem import Problem
-from zerobubble.search.reversing import list_ops_backwards
+from zerobubble.search.rules.portfolio import FixedRule
 from zerobubble.verify import verify
 
 

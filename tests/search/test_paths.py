@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.search.test_listing import preferences_for, problems
-from zerobubble.search.arrangement import arrange_within_limits
-from zerobubble.search.listing import list_ops
-from zerobubble.search.paths import lay_out, links_of, move, paths_of
-from zerobubble.search.tabu import begin, choose, estimate, may_move, trace
+from zerobubble.search.moves.paths import lay_out, links_of, move, paths_of
+from zerobubble.search.moves.tabu import begin, choose, estimate, may_move, trace
+from zerobubble.search.orders.arrangement import arrange_within_limits
+from zerobubble.search.orders.listing import list_ops
 
 
 @st.composite

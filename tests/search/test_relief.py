@@ -14,9 +14,9 @@ from zerobubble.errors import UsageError
 from zerobubble.ir import B, F, Kind, Schedule, W, linear, looped, wave
 from zerobubble.search import lower_bound, search
 from zerobubble.search.known import known_schedules
-from zerobubble.search.making_room import make_room
 from zerobubble.search.relief import Decision, Relief, smallest_relieved_memory
-from zerobubble.search.relief_bounds import host_room, relieved_bound
+from zerobubble.search.relief.bounds import host_room, relieved_bound
+from zerobubble.search.relief.making_room import make_room
 from zerobubble.simulate import simulate
 from zerobubble.verify import verify
 

@@ -9,10 +9,10 @@ from tests.search.test_listing import preferences_for, problems
 from zerobubble.costs import Costs
 from zerobubble.ir import B, F, Kind, Schedule, W, linear, wave
 from zerobubble.schedules import build
-from zerobubble.search.arrangement import arrange, split_codes
-from zerobubble.search.listing import list_ops
+from zerobubble.search.orders.arrangement import arrange, split_codes
+from zerobubble.search.orders.listing import list_ops
 from zerobubble.search.problem import Problem
-from zerobubble.search.shape import Reshaping, Shape
+from zerobubble.search.rules.shape import Reshaping, Shape
 from zerobubble.verify import verify
 
 
@@ -75,7 +75,7 @@ def test_a_rhythm_is_carried_to_more_ranks(few, many):
 
 
 def list_order(problem):
-    from zerobubble.search.portfolio import FixedRule
+    from zerobubble.search.rules.portfolio import FixedRule
 
     rule = FixedRule("earliest", "none")
     return list_ops(problem, rule.preferences(problem, 0.0, None))

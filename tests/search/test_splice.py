@@ -14,7 +14,7 @@ from zerobubble.ir import BW, B, F, Placement, Schedule, W, linear
 from zerobubble.schedules import build
 from zerobubble.schedules.zb_h1 import delayed_weights
 from zerobubble.search.limits import smallest_memory
-from zerobubble.search.listing import Preferences, keys_of, list_ops
+from zerobubble.search.orders.listing import Preferences, keys_of, list_ops
 from zerobubble.search.problem import Problem
 from zerobubble.search.splice import splice
 from zerobubble.simulate import simulate

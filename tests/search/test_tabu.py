@@ -4,10 +4,10 @@ import pytest
 
 from zerobubble.costs import Costs
 from zerobubble.ir import B, F, Schedule, W, linear
-from zerobubble.search.arrangement import arrange
-from zerobubble.search.paths import links_of, move, paths_of
+from zerobubble.search.moves.paths import links_of, move, paths_of
+from zerobubble.search.moves.tabu import begin, forbid_return, is_tabu, walk_on
+from zerobubble.search.orders.arrangement import arrange
 from zerobubble.search.problem import Problem
-from zerobubble.search.tabu import begin, forbid_return, is_tabu, walk_on
 
 MOVES = 0
 ALWAYS = 10**9

@@ -37,7 +37,7 @@ from zerobubble.formats.json import save
 from zerobubble.search import SearchResult, search
 from zerobubble.search.placements import PLACEMENTS, CostsOrFunction
 from zerobubble.search.relief import Relief
-from zerobubble.search.relief_bounds import bound_of_any
+from zerobubble.search.relief.bounds import bound_of_any
 from zerobubble.verify import limits_of_ranks
 
 _PLACEMENT_HELP = (

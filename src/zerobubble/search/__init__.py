@@ -79,7 +79,7 @@ def search(
     from zerobubble.search.effort import effort_named
     from zerobubble.search.engine import search_all
     from zerobubble.search.relief import Relief
-    from zerobubble.search.relieving import search_relieved
+    from zerobubble.search.relief.searching import search_relieved
 
     table = costs_of_placements(costs, num_ranks, placement)
     limits = np.inf if memory is None else memory

@@ -17,19 +17,19 @@ from numpy.typing import ArrayLike
 from zerobubble.costs import Costs
 from zerobubble.errors import UsageError
 from zerobubble.ir import Kind, Placement, Schedule
-from zerobubble.search.arrangement import Arrangement, arrange_within_limits, split_codes
 from zerobubble.search.bounds import Bound
 from zerobubble.search.effort import Effort
 from zerobubble.search.finds import PROVED
 from zerobubble.search.known import known_schedules
 from zerobubble.search.limits import smallest_memory
-from zerobubble.search.portfolio import Rule
+from zerobubble.search.orders.arrangement import Arrangement, arrange_within_limits, split_codes
 from zerobubble.search.problem import Objective, Problem
+from zerobubble.search.rules.portfolio import Rule
+from zerobubble.search.rules.starting import start_rules
+from zerobubble.search.rules.template import Template
 from zerobubble.search.scaling import ladder
 from zerobubble.search.size import Size
 from zerobubble.search.splice import splice
-from zerobubble.search.starting import start_rules
-from zerobubble.search.template import Template
 from zerobubble.simulate import Timeline
 
 # Of a copy of the problem only the rhythm is taken over, not the order of every op.

@@ -6,13 +6,13 @@ from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from zerobubble.search.arrangement import Arrangement
 from zerobubble.search.bounds import Bound, lower_bound
-from zerobubble.search.climb import climb
-from zerobubble.search.justify import best_justified
-from zerobubble.search.listing import list_ops
-from zerobubble.search.portfolio import Rule
+from zerobubble.search.orders.arrangement import Arrangement
+from zerobubble.search.orders.justify import best_justified
+from zerobubble.search.orders.listing import list_ops
 from zerobubble.search.problem import Problem
+from zerobubble.search.rules.climb import climb
+from zerobubble.search.rules.portfolio import Rule
 from zerobubble.search.threads import side_by_side
 
 # A schedule whose time is above the bound by no more than this share is proved optimal.

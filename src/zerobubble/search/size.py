@@ -9,17 +9,22 @@ import numpy as np
 from zerobubble.errors import ScheduleError
 from zerobubble.ir import v_shape
 from zerobubble.schedules.v_rounds import v_rounds
-from zerobubble.search.arrangement import Arrangement, arrange, arrange_within_limits, split_codes
-from zerobubble.search.climb import Mutation
 from zerobubble.search.effort import Effort
 from zerobubble.search.finds import OPS_OF_A_TRY, PROVED, Finds, Try
 from zerobubble.search.known import Known
 from zerobubble.search.limits import smallest_memory
-from zerobubble.search.portfolio import FixedRule, Rule, budgeted
+from zerobubble.search.moves.tabu import tabu_searched
+from zerobubble.search.orders.arrangement import (
+    Arrangement,
+    arrange,
+    arrange_within_limits,
+    split_codes,
+)
+from zerobubble.search.rules.climb import Mutation
+from zerobubble.search.rules.portfolio import FixedRule, Rule, budgeted
+from zerobubble.search.rules.shape import Reshaping, Shape
+from zerobubble.search.rules.template import Template, num_passes
 from zerobubble.search.scaling import with_limits
-from zerobubble.search.shape import Reshaping, Shape
-from zerobubble.search.tabu import tabu_searched
-from zerobubble.search.template import Template, num_passes
 
 _LEAST_TRIES = 3
 _MOVES_AN_OP = 2_000

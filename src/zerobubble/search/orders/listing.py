@@ -13,9 +13,9 @@ from numpy.typing import ArrayLike
 from zerobubble.costs import TOLERANCE, Floats
 from zerobubble.ir import Codes, Kind
 from zerobubble.jit import hot
-from zerobubble.search.arrangement import USUAL_NUMBER_OF_RUNS, Arrangement, arrange
-from zerobubble.search.heap import heap_size, pop, push
-from zerobubble.search.instance import Instance, instance_of
+from zerobubble.search.orders.arrangement import USUAL_NUMBER_OF_RUNS, Arrangement, arrange
+from zerobubble.search.orders.heap import heap_size, pop, push
+from zerobubble.search.orders.instance import Instance, instance_of
 from zerobubble.search.problem import Problem
 
 _NEVER = np.inf

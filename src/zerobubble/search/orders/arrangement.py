@@ -13,7 +13,7 @@ import numpy as np
 from zerobubble.costs import TOLERANCE, Floats
 from zerobubble.ir import Codes, Kind, Schedule
 from zerobubble.jit import hot
-from zerobubble.search.instance import Instance, instance_of
+from zerobubble.search.orders.instance import Instance, instance_of
 from zerobubble.search.problem import Problem
 from zerobubble.simulate import Timeline
 

@@ -8,7 +8,7 @@ alone takes the least time for the ways between. Each function gives a table of 
 import numpy as np
 
 from zerobubble.costs import Floats
-from zerobubble.search.fitting import (
+from zerobubble.search.bounds.fitting import (
     wait_before_first_backward,
     wait_before_last_forward,
     weights_before_last_forward,

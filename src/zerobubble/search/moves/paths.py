@@ -13,8 +13,8 @@ import numpy as np
 from zerobubble.costs import TOLERANCE, Floats
 from zerobubble.ir import Codes
 from zerobubble.jit import hot
-from zerobubble.search.arrangement import USUAL_NUMBER_OF_RUNS, Arrangement
-from zerobubble.search.instance import instance_of
+from zerobubble.search.orders.arrangement import USUAL_NUMBER_OF_RUNS, Arrangement
+from zerobubble.search.orders.instance import instance_of
 from zerobubble.search.problem import Problem
 
 _NOWHERE = -1e300

@@ -8,8 +8,8 @@ import numpy as np
 
 from zerobubble.costs import Floats
 from zerobubble.ir import Codes, Kind
-from zerobubble.search.arrangement import Arrangement
-from zerobubble.search.listing import Preferences, keys_of
+from zerobubble.search.orders.arrangement import Arrangement
+from zerobubble.search.orders.listing import Preferences, keys_of
 from zerobubble.search.problem import Problem
 
 _LARGEST_CAP = 1_000

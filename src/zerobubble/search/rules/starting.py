@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain, zip_longest
 
-from zerobubble.search.portfolio import FixedRule, Rule, fixed_rules
 from zerobubble.search.problem import Problem
-from zerobubble.search.template import Template, num_passes, seeds, with_warm_up
+from zerobubble.search.rules.portfolio import FixedRule, Rule, fixed_rules
+from zerobubble.search.rules.template import Template, num_passes, seeds, with_warm_up
 
 
 def start_rules(problem: Problem) -> Iterator[Rule]:

@@ -18,10 +18,10 @@ from zerobubble.ir import Flags, Kind, Placement, Schedule
 from zerobubble.search.bounds import Bound, lower_bound
 from zerobubble.search.effort import Effort
 from zerobubble.search.engine import search_all
-from zerobubble.search.making_room import make_room
 from zerobubble.search.problem import Objective
 from zerobubble.search.relief import Decision, Relief, smallest_relieved_memory
-from zerobubble.search.relief_bounds import relieved_bound
+from zerobubble.search.relief.bounds import relieved_bound
+from zerobubble.search.relief.making_room import make_room
 from zerobubble.simulate import Timeline, simulate
 from zerobubble.verify import violations
 

@@ -6,7 +6,7 @@ from functools import wraps
 import numpy as np
 
 from zerobubble.costs import Floats
-from zerobubble.search.fitting import (
+from zerobubble.search.bounds.fitting import (
     wait_after_last_forward,
     wait_before_first_backward,
     wait_before_last_forward,

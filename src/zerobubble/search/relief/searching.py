@@ -22,7 +22,7 @@ from zerobubble.search.finds import PROVED
 from zerobubble.search.known import Known, known_schedules
 from zerobubble.search.problem import Objective
 from zerobubble.search.relief import Relief, require_room
-from zerobubble.search.ways import Case, Way, alone
+from zerobubble.search.relief.ways import Case, Way, alone
 from zerobubble.simulate import Timeline
 
 # With quick effort less is tried: decisions in so many steps, ways that are changed, rounds of

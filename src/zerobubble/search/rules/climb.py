@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from zerobubble.search.template import Template
+from zerobubble.search.rules.template import Template
 
 T = TypeVar("T")
 

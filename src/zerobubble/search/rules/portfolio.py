@@ -9,7 +9,7 @@ import numpy as np
 
 from zerobubble.costs import Floats
 from zerobubble.ir import Codes
-from zerobubble.search.listing import Preferences, keys_of
+from zerobubble.search.orders.listing import Preferences, keys_of
 from zerobubble.search.problem import Problem
 
 UNCAPPED = 2**40

@@ -16,8 +16,7 @@ import numpy as np
 from zerobubble.costs import TOLERANCE, Floats
 from zerobubble.ir import Codes
 from zerobubble.jit import hot
-from zerobubble.search.arrangement import USUAL_NUMBER_OF_RUNS, Arrangement, arrange
-from zerobubble.search.paths import (
+from zerobubble.search.moves.paths import (
     Links,
     Paths,
     arrival,
@@ -29,6 +28,7 @@ from zerobubble.search.paths import (
     paths_of,
     rest,
 )
+from zerobubble.search.orders.arrangement import USUAL_NUMBER_OF_RUNS, Arrangement, arrange
 from zerobubble.search.threads import side_by_side
 
 _NEVER = 1e300

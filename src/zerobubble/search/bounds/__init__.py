@@ -12,10 +12,9 @@ from numpy.typing import ArrayLike
 
 from zerobubble.costs import Costs, Floats
 from zerobubble.ir import Placement
-from zerobubble.search.fitting import wait_before_first_backward, weights_before_last_forward
-from zerobubble.search.pair_bounds import path, turn
-from zerobubble.search.problem import Objective, Problem, Share
-from zerobubble.search.rank_bounds import (
+from zerobubble.search.bounds.fitting import wait_before_first_backward, weights_before_last_forward
+from zerobubble.search.bounds.of_pairs import path, turn
+from zerobubble.search.bounds.of_ranks import (
     BoundFunction,
     drain,
     load,
@@ -23,6 +22,7 @@ from zerobubble.search.rank_bounds import (
     slot_area,
     warm_up,
 )
+from zerobubble.search.problem import Objective, Problem, Share
 
 # Where bounds are equal, the first in this table gives the reason.
 BOUNDS: tuple[BoundFunction, ...] = (load, warm_up, drain, path, memory_area, turn, slot_area)

@@ -11,11 +11,11 @@ from threading import Event
 import numpy as np
 
 from zerobubble.costs import Floats
-from zerobubble.search.arrangement import Arrangement, arrange
-from zerobubble.search.listing import Preferences, list_ops
-from zerobubble.search.portfolio import UNCAPPED
+from zerobubble.search.orders.arrangement import Arrangement, arrange
+from zerobubble.search.orders.listing import Preferences, list_ops
+from zerobubble.search.orders.reversing import list_ops_backwards
 from zerobubble.search.problem import Problem
-from zerobubble.search.reversing import list_ops_backwards
+from zerobubble.search.rules.portfolio import UNCAPPED
 
 # What has not got better in so many rounds seldom does.
 _FRUITLESS = 4

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from zerobubble.costs import Floats
 from zerobubble.ir import Codes, Placement
-from zerobubble.search.instance import instance_of
-from zerobubble.search.listing import Preferences, keys_of
-from zerobubble.search.portfolio import UNCAPPED
+from zerobubble.search.orders.instance import instance_of
+from zerobubble.search.orders.listing import Preferences, keys_of
 from zerobubble.search.problem import Problem
+from zerobubble.search.rules.portfolio import UNCAPPED
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""How does an order become shorter by moves of single ops?"""

@@ -1,0 +1,1 @@
+"""How is an order of all ops made, forth or back in time, and what does it take?"""
