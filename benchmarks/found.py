@@ -16,7 +16,7 @@ from typing import Any, Literal
 import tyro
 
 from zerobubble.costs import Costs
-from zerobubble.errors import ScheduleError
+from zerobubble.errors import ScheduleError, UsageError
 from zerobubble.ir import Placement, placement_named
 from zerobubble.search import search
 from zerobubble.search.known import known_schedules
@@ -64,9 +64,12 @@ def _print_row(row: dict[str, Any], share: float, objective: Objective, effort: 
     costs_of = partial(_costs, (*row["costs"], row["kept"]))
     memory = round(share * num_ranks * 4) / 4  # a whole number of stages, for all placements
     begin = time.perf_counter()
-    found = search(
-        costs_of, num_ranks, num_microbatches, memory, objective=objective, effort=effort
-    )
+    asked = (costs_of, num_ranks, num_microbatches, memory)
+    try:
+        found = search(*asked, objective=objective, effort=effort)
+    except UsageError as error:
+        print(f"{row['model']:<6}{num_ranks:>3}{num_microbatches:>5}{memory:>8.2f}  {error}")
+        return
     seconds = time.perf_counter() - begin
     named = min(_named(costs_of, row, memory, objective), default=None)
     best_named = "none" if named is None else f"{named[1]:<16}{named[0]:.4f}"

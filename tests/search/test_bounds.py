@@ -184,3 +184,18 @@ def test_the_reason_of_a_turn():
     assert len(bounds) == len(BOUNDS) == len(NAMES)
     values = [bound.value for bound in bounds]
     assert values == sorted(values, reverse=True)
+
+
+@pytest.mark.parametrize("unit", [1e-300, 1e-163, 1e90])
+def test_the_unit_of_sizes_does_not_matter(unit):
+    """Squares of what is held in a very large unit are too small for a number."""
+    placement = wave(4, 2)
+    costs = Costs.of_ranks(placement, 1, 1.2, 0.7, 0.1, 0.4)
+    times = (costs.forward, costs.backward_input, costs.backward_weight, costs.transfer)
+    other_unit = Costs(*times, costs.activation * unit, costs.activation_kept * unit)
+    for memory in (1.5, 2.5, 4.0):
+        expected = lower_bounds(costs, placement, 12, memory)
+        found = lower_bounds(other_unit, placement, 12, memory * unit)
+        assert [each.name for each in found] == [each.name for each in expected]
+        for one, other in zip(found, expected, strict=True):
+            assert one.value == pytest.approx(other.value, rel=1e-12)

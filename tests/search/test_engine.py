@@ -79,6 +79,7 @@ def test_four_stages_a_rank_beat_the_best_possible_v_below_the_memory_of_1f1b():
     verify(found.schedule, found.timeline.costs, 5)
     best_v = lower_bound(per_rank(row, wave(p, 2)), wave(p, 2), m, 5, "span").value
     assert found.timeline.span < best_v
+    assert found.gap < 0.01, "justification brings it close to what is possible at all"
 
 
 def test_the_same_search_gives_the_same_schedule():
@@ -119,6 +120,11 @@ def test_climbing_is_never_worse_than_not_climbing():
         ({"num_microbatches": 10**30}, "4" + 30 * "0" + " ops a kind are too many"),
         ({"placement": 5}, "placement must be a name or the rank of each stage, not 5"),
         ({"costs": None}, "costs must be Costs, or a function that gives them, not None"),
+        ({"costs": lambda _: None}, "the costs for placement linear must be Costs, not None"),
+        (
+            {"costs": lambda _: Costs.uniform(3)},
+            "costs for 3 stages given, but placement linear has 4",
+        ),
         ({"num_microbatches": 0}, "microbatches must be at least 1, not 0"),
         ({"num_microbatches": -1}, "microbatches must be at least 1, not -1"),
         ({"num_ranks": 0}, "ranks must be at least 1, not 0"),

@@ -1,5 +1,8 @@
 """Do justification and tabu search keep to the rules, and improve what can be improved?"""
 
+from itertools import islice
+from threading import Event
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,11 +13,13 @@ from zerobubble.costs import Costs
 from zerobubble.ir import BW, B, F, Schedule, W, linear, wave
 from zerobubble.search.moves.tabu import tabu_searched
 from zerobubble.search.orders.arrangement import arrange, split_codes
-from zerobubble.search.orders.justify import justified
+from zerobubble.search.orders.justify import best_justified, justified
 from zerobubble.search.orders.listing import list_ops
 from zerobubble.search.orders.reversing import list_ops_backwards
 from zerobubble.search.problem import Problem
 from zerobubble.search.rules.portfolio import FixedRule
+from zerobubble.search.rules.starting import start_rules
+from zerobubble.search.size import Size
 from zerobubble.verify import verify
 
 
@@ -97,3 +102,31 @@ def test_compiled_and_plain_python_give_the_same_orders(way, monkeypatch):
         else:
             orders.append(list(justified(start, 2, (0.0, 1.0), 0))[-1].codes)
     np.testing.assert_array_equal(*orders)
+
+
+def test_justification_ends_early():
+    """At the bound at once, after four rounds without a gain, or when it is cancelled."""
+    costs = Costs.of_ranks(wave(3, 4), 1.0, 1.1, 0.7, 0.1, 0.4)
+    problem = Problem(costs, wave(3, 4), 6, 4.0)
+    start = list_ops(problem, FixedRule("earliest", "none").preferences(problem, 0.0, None))
+    assert best_justified(start, 16, (0.0,), start.value) == (start, 0)
+    best, number = best_justified(start, 100, (0.0, 1.0), 0.0)
+    values = [found.value for found in islice(justified(start, 100, (0.0, 1.0), 0.0), number)]
+    assert best.value == min(values) < start.value
+    assert number == values.index(best.value) + 1 + 8 < 200
+    cancelled = Event()
+    cancelled.set()
+    assert best_justified(start, 16, (0.0,), 0.0, cancelled)[1] == 1
+
+
+def test_what_is_justified_first_is_what_was_found():
+    """Also if a rule has a budget, which depends on what had been found until then."""
+    costs = Costs.of_ranks(wave(8, 4), 18.522, 18.086, 9.337, 0.601, 0.366)
+    size = Size(Problem(costs, wave(8, 4), 24, 7.0))
+    size.try_rules(start_rules(size.problem), 120_000)
+    assert [size.list_again(each).value for each in size.best_tries()] == [
+        each.value for each in size.best_tries()
+    ]
+    before = size.value
+    size.justify_rules()
+    assert size.value < before

@@ -17,7 +17,7 @@ class Effort:
         shaped: by climbing over what the best templates lead to, stage by stage; for each of the
             usual placements if all are searched, else for those that are, all together.
         justified: by climbs over what justification makes of either, where ranks have three stages
-            or more; twice as many at each larger size.
+            or more; twice as many at each larger size. Two rules are justified at any effort.
         moves: no ops placed, but how often ops of the best orders are moved; a quarter of it on
             smaller copies of the problem.
     """

@@ -115,7 +115,7 @@ def search_all(
     searches, errors = [], {}
     for place, costs in table.items():
         try:
-            problem = Problem(_scaled(costs, 1 / unit), place, num_microbatches, memory, objective)
+            problem = Problem(_in_units(costs, unit), place, num_microbatches, memory, objective)
             searches.append(_Search(problem, tries))
         except UsageError as error:
             errors[place] = error
@@ -129,6 +129,7 @@ def search_all(
             best = min(best, search.real.value)
     found = min((search.real for search in searches), key=lambda size: size.value)
     assert found.best is not None, "list scheduling always finds a schedule"
+    assert found.value >= found.bound * (1 - PROVED), "no schedule is shorter than a lower bound"
     scaled, costs = found.best.timeline(), table[found.problem.placement]
     start, end = ([unit * column for column in columns] for columns in (scaled.start, scaled.end))
     timeline = Timeline(scaled.schedule, costs, tuple(start), tuple(end))
@@ -151,9 +152,9 @@ def _time_unit(table: Iterable[Costs]) -> float:
     return float(2.0 ** np.round(np.log2(longest))) if longest > 0 else 1.0
 
 
-def _scaled(costs: Costs, factor: float) -> Costs:
+def _in_units(costs: Costs, unit: float) -> Costs:
     times = ("forward", "backward_input", "backward_weight", "transfer")
-    return replace(costs, **{name: getattr(costs, name) * factor for name in times})
+    return replace(costs, **{name: getattr(costs, name) / unit for name in times})
 
 
 def _easiest_to_mend(

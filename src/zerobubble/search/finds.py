@@ -81,9 +81,14 @@ class Finds:
         return self.best.value if self.best is not None else np.inf
 
     @property
+    def good_enough(self) -> float:
+        """A value that is proved optimal."""
+        return self.bound * (1 + PROVED)
+
+    @property
     def is_done(self) -> bool:
         """Whether nothing can be better than the best so far."""
-        return self.value <= self.bound * (1 + PROVED)
+        return self.value <= self.good_enough
 
     def keep(self, arrangement: Arrangement, num_tried: int = 1) -> float:
         """Take note of an order, the best of so many, and keep it if it is the best so far."""
@@ -111,9 +116,20 @@ class Finds:
         preferences = rule.preferences(self.problem, self.bound, self._best_value)
         return list_ops(self.problem, preferences, worst)
 
+    def best_tries(self) -> list[Try[Rule]]:
+        """Give the best tries, best first, one for each value."""
+        return _distinct(self.tries)
+
     def best_rules(self) -> list[Rule]:
-        """Give the best rules tried, best first, one for each value."""
-        return [each.rule for each in _distinct(self.tries)]
+        """Give the rules of the best tries."""
+        return [each.rule for each in self.best_tries()]
+
+    def list_again(self, each: Try[R]) -> Arrangement:
+        """Arrange the ops as a try did, whatever has been found since."""
+        preferences = each.rule.preferences(self.problem, self.bound, each.best)
+        found = list_ops(self.problem, preferences)
+        assert found is not None, "anything is good enough"
+        return found
 
     def best_of(self, kind: type[R]) -> list[Try[R]]:
         """Give the best tries of one kind of rule, best first, one for each value."""
@@ -122,7 +138,7 @@ class Finds:
 
     def justified_once(self, arrangement: Arrangement) -> Arrangement:
         """Push an order back and forth once; give the best on the way."""
-        best, number = best_justified(arrangement, 1, _FEW_PATIENCES, self.bound)
+        best, number = best_justified(arrangement, 1, _FEW_PATIENCES, self.good_enough)
         self.keep(best, number)
         return best
 
@@ -130,7 +146,7 @@ class Finds:
         """Push each order back and forth, side by side; give the best on the way of each."""
 
         def run(start: Arrangement, cancelled: Event) -> tuple[Arrangement, int]:
-            return best_justified(start, _NUM_ROUNDS, _PATIENCES, self.bound, cancelled)
+            return best_justified(start, _NUM_ROUNDS, _PATIENCES, self.good_enough, cancelled)
 
         found = side_by_side(run, starts)
         for best, number in found:

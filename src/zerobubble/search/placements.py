@@ -59,7 +59,15 @@ def costs_of_placements(
         places = [wave(num_ranks, per_rank), looped(num_ranks, per_rank)]
     else:
         places = [placement_named(name, num_ranks) for name in PLACEMENTS]
-    return {place: costs if isinstance(costs, Costs) else costs(place) for place in places}
+    return {place: _costs_of(costs, place) for place in places}
+
+
+def _costs_of(costs: CostsOrFunction, place: Placement) -> Costs:
+    found = costs if isinstance(costs, Costs) else costs(place)
+    if not isinstance(found, Costs):
+        raise UsageError(f"the costs for placement {place} must be Costs, not {found!r}")
+    found.require_stages(place.num_stages, f"placement {place}")
+    return found
 
 
 def placement_of(asked: Placement | str | Sequence[int], num_ranks: int) -> Placement:

@@ -123,9 +123,9 @@ class Size(Finds):
     def justify_rules(self) -> None:
         """Push back and forth, once, what the best rules lead to."""
         if self.is_deep:
-            for rule in self.best_rules()[:_NUM_JUSTIFIED]:
+            for each in self.best_tries()[:_NUM_JUSTIFIED]:
                 if not self.is_done:
-                    self.justified_once(self.must_list(rule))
+                    self.justified_once(self.list_again(each))
 
     @property
     def is_deep(self) -> bool:
@@ -183,5 +183,5 @@ class Size(Finds):
         num_ops = self.problem.num_ops
         num_moves = min(num_moves, num_moves * _LARGEST_MOVED // num_ops, _MOVES_AN_OP * num_ops)
         if num_moves and starts and not self.is_done:
-            for found in tabu_searched(starts, num_moves, self.bound):
+            for found in tabu_searched(starts, num_moves, self.good_enough):
                 self.keep(found)

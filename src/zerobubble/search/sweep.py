@@ -191,8 +191,8 @@ def _limits(
     counts = {*range(1, last + 1, max(1, num_ranks // _STEPS)), num_ranks / 2, num_ranks, last}
     limits = {*needed, *(microbatch * count for count in counts if 1 <= count <= last)}
     if memory is not None:
-        low, high = memory[0], min(memory[1], microbatch * num_microbatches)
-        _require_range(*memory, least=min(needed))
+        low, high = _range_of(memory, least=min(needed))
+        high = min(high, microbatch * num_microbatches)
         within = {limit for limit in limits if low <= limit <= high}
         limits = {max(low, min(needed)), max(high, min(needed)), *within}
     # Sums of shares differ from round numbers in the last digit.
@@ -200,7 +200,11 @@ def _limits(
     return [limit for limit, larger in pairs if not _is_no_more(larger, limit)]
 
 
-def _require_range(low: float, high: float, least: float) -> None:
+def _range_of(memory: tuple[float, float], least: float) -> tuple[float, float]:
+    try:
+        low, high = (float(limit) for limit in memory)
+    except (TypeError, ValueError):
+        raise UsageError(f"memory must be a smallest and a largest limit, not {memory!r}") from None
     if not 0 <= low <= high:
         raise UsageError(
             f"memory from {low:g} to {high:g} is no range: give a smallest and largest"
@@ -210,6 +214,7 @@ def _require_range(low: float, high: float, least: float) -> None:
             f"no schedule fits into memory {high:g}: one microbatch on all stages of a rank needs "
             f"{least:g}"
         )
+    return low, high
 
 
 def _least_memory(costs: Costs, placement: Placement) -> float:

@@ -1,8 +1,8 @@
 """How good can a schedule be at best? Lower bounds on span and makespan that none can beat.
 
 They hold for any order of ops that ``verify`` accepts, under any placement, costs and memory
-limits. ``BOUNDS`` is the table of them: small functions, each with its proof, in ``rank_bounds``
-and ``pair_bounds``.
+limits. ``BOUNDS`` is the table of them: small functions, each with its proof, in ``of_ranks`` and
+``of_pairs``.
 """
 
 from dataclasses import dataclass

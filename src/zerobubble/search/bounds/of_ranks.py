@@ -67,7 +67,11 @@ def memory_area(share: Share) -> float:
     most, q being the times to fill and to empty one unit. The area under that is at most
     h span - q (h - largest)^2 / 2 for the height h where this is largest.
     """
-    size, kept = share.activation, share.kept
+    largest = float(share.activation.max())
+    if largest == 0:
+        return 0.0
+    # In activations of the largest stage, whose square might else be too small for a number.
+    size, kept, limit = share.activation / largest, share.kept / largest, share.limit / largest
     held = share.earliest_backward - share.earliest_forward + share.backward
     area = share.num_microbatches * float((size * held + kept * share.weight).sum())
     if area == 0:
@@ -77,11 +81,11 @@ def memory_area(share: Share) -> float:
     to_free = float((backward[size > 0] / size[size > 0]).min())
     if kept.any():
         to_free = min(to_free, float((share.weight[kept > 0] / kept[kept > 0]).min()))
-    largest, slope = float(size.max()), to_fill + to_free
+    slope = to_fill + to_free
     if slope == 0:
-        return area / share.limit
-    height = max(largest, min(share.limit, float(np.sqrt(largest**2 + 2 * area / slope))))
-    return area / height + slope * (height - largest) ** 2 / (2 * height)
+        return area / limit
+    height = max(1.0, min(limit, float(np.sqrt(1 + 2 * area / slope))))
+    return area / height + slope * (height - 1) ** 2 / (2 * height)
 
 
 @of_each_rank

@@ -12,10 +12,9 @@ import numpy as np
 
 from zerobubble.costs import Floats
 from zerobubble.search.orders.arrangement import Arrangement, arrange
-from zerobubble.search.orders.listing import Preferences, list_ops
+from zerobubble.search.orders.listing import UNCAPPED, Preferences, list_ops
 from zerobubble.search.orders.reversing import list_ops_backwards
 from zerobubble.search.problem import Problem
-from zerobubble.search.rules.portfolio import UNCAPPED
 
 # What has not got better in so many rounds seldom does.
 _FRUITLESS = 4
@@ -66,6 +65,8 @@ def best_justified(
     when it is cancelled.
     """
     best, number, of_best = arrangement, 0, 0
+    if best.value <= bound:
+        return best, number
     for found in justified(arrangement, num_rounds, patiences, bound):
         number += 1
         if found.value < best.value:

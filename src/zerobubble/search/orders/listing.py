@@ -18,6 +18,7 @@ from zerobubble.search.orders.heap import heap_size, pop, push
 from zerobubble.search.orders.instance import Instance, instance_of
 from zerobubble.search.problem import Problem
 
+UNCAPPED = 2**40
 _NEVER = np.inf
 _F, _B, _W, _NONE = int(Kind.F), int(Kind.B), int(Kind.W), -1
 _TOO_IDLE = -1
@@ -235,13 +236,13 @@ def choose(
             duration = problem.backward[stage]
         elif kind == _W:
             duration = problem.weight[stage]
-        # Clearly less: ops that fill a rhythm often arrive just when another ends.
-        wait = better_time - now + TOLERANCE
-        is_patient = wait < preferences.patience * duration
+        wait = better_time - now
+        is_patient = wait < preferences.patience * duration - TOLERANCE
         is_patient = is_patient and better_key < now + duration + preferences.leeway - TOLERANCE
-        left = preferences.budgets[rank] - state.idle[rank]
-        can_afford = state.positions[rank] > 0 and wait <= left + 2 * TOLERANCE
-        if wait < duration and (is_patient or can_afford):
+        idle = state.idle[rank] + wait
+        can_afford = state.positions[rank] > 0 and idle <= preferences.budgets[rank] + TOLERANCE
+        # Clearly less: in a rhythm, ops often arrive just when another ends.
+        if wait < duration - TOLERANCE and (is_patient or can_afford):
             return _NONE, -1, better_time
     return kind, stage, 0.0
 

@@ -198,8 +198,8 @@ def choose_backwards(
             duration = problem.forward[stage]
         elif kind == _B:
             duration = problem.backward[stage]
-        wait = better_time - now + TOLERANCE  # clearly less, as in list scheduling
-        if wait < min(1.0, patience) * duration:
+        # Clearly less, as in list scheduling.
+        if better_time - now < min(1.0, patience) * duration - TOLERANCE:
             return _NONE, -1, better_time
     return kind, stage, 0.0
 

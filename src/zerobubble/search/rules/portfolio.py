@@ -9,10 +9,9 @@ import numpy as np
 
 from zerobubble.costs import Floats
 from zerobubble.ir import Codes
-from zerobubble.search.orders.listing import Preferences, keys_of
+from zerobubble.search.orders.listing import UNCAPPED, Preferences, keys_of
 from zerobubble.search.problem import Problem
 
-UNCAPPED = 2**40
 _BUDGET_SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
 
 First = Literal["forward", "backward", "earliest", "earliest and weight"]

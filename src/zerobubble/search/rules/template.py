@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 from zerobubble.costs import Floats
 from zerobubble.ir import Codes, Placement
 from zerobubble.search.orders.instance import instance_of
-from zerobubble.search.orders.listing import Preferences, keys_of
+from zerobubble.search.orders.listing import UNCAPPED, Preferences, keys_of
 from zerobubble.search.problem import Problem
-from zerobubble.search.rules.portfolio import UNCAPPED
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class Template:
         if self.budget_share > 0 and best is not None:
             load = float(problem.loads.max())
             budgets = self.budget_share * (best - load) + load - problem.loads
-        whole = problem.num_ops * period  # later than any other key
+        whole = float(key_b.max()) + problem.num_microbatches * period  # above any other key
         key_w = key_b + (self.weight_delay * period if self.weight_delay else whole)
         key_f = key_f + self.forward_bias * whole
         return Preferences(
