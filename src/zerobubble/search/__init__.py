@@ -61,7 +61,8 @@ def search(
             the rank of each stage; by default the regular ones of so many stages are tried, or,
             with a function, all of these.
         objective: ``span`` where steps follow each other without a barrier, else ``makespan``.
-        effort: ``quick``, ``default`` or ``thorough``.
+        effort: ``quick``, ``default`` or ``thorough``; the last also looks for patterns that repeat
+            (modulo scheduling), where OR-Tools is installed.
         offload: ``auto`` to offload the activations of those stages where that is best, ``all`` to
             offload those of every stage; ``costs`` give the times of the copies.
         recompute: ``light`` for a run in which B computes norms, activation functions and dropout

@@ -20,6 +20,8 @@ class Effort:
             or more; twice as many at each larger size. Two rules are justified at any effort.
         moves: no ops placed, but how often ops of the best orders are moved; a quarter of it on
             smaller copies of the problem.
+        patterns: no ops placed, but what a solver may spend on each period for which it looks for a
+            pattern, about in seconds.
     """
 
     seeded: int
@@ -28,6 +30,7 @@ class Effort:
     shaped: int
     justified: int
     moves: int
+    patterns: int
 
     def shared_by(self, num_placements: int) -> "Effort":
         """Give fewer placements than usual what the others would have got."""
@@ -40,9 +43,9 @@ class Effort:
 
 
 EFFORTS = {
-    "quick": Effort(120_000, 0, 0, 0, 0, 0),
-    "default": Effort(800_000, 9_000_000, 5, 6_000_000, 10_000_000, 40_000),
-    "thorough": Effort(3_000_000, 100_000_000, 20, 50_000_000, 60_000_000, 1_000_000),
+    "quick": Effort(120_000, 0, 0, 0, 0, 0, 0),
+    "default": Effort(800_000, 9_000_000, 5, 6_000_000, 10_000_000, 40_000, 0),
+    "thorough": Effort(3_000_000, 100_000_000, 20, 50_000_000, 60_000_000, 1_000_000, 20),
 }
 
 

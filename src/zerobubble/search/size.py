@@ -21,6 +21,7 @@ from zerobubble.search.orders.arrangement import (
     split_codes,
 )
 from zerobubble.search.rules.climb import Mutation
+from zerobubble.search.rules.pattern import find_pattern
 from zerobubble.search.rules.portfolio import FixedRule, Rule, budgeted
 from zerobubble.search.rules.shape import Reshaping, Shape
 from zerobubble.search.rules.template import Template, num_passes
@@ -154,7 +155,7 @@ class Size(Finds):
         if copied is not None:
             shapes = Shape.fitted(copied, self.problem).variants()
             starts += [self._try_justified(shape) for shape in shapes]
-        starts += self._climb_from_templates(effort.shaped)
+        starts += self._climb_over_shapes(effort.shaped, self._patterns(effort.patterns))
         if self.is_deep:
             chosen = [each.rule for each in self.best_of(Shape)[:_NUM_JUSTIFIED]]
             starts += self.climb(chosen, Reshaping(self.problem), num_justified, is_justified=True)
@@ -170,9 +171,18 @@ class Size(Finds):
         self.tries.append(Try(found.value, shape, None))
         return found
 
-    def _climb_from_templates(self, num_ops: int) -> list[Arrangement]:
-        """Climb over shapes from what the best templates lead to."""
-        shapes = [
+    def _patterns(self, work: int) -> list[Shape]:
+        """Give the best preferences with the rhythm of a pattern that fits, if one is found."""
+        pattern = find_pattern(self.problem, work) if work and not self.is_done else None
+        if pattern is None:
+            return []
+        shapes = list(pattern.shapes(self.problem))
+        values = [self.keep(self.must_list(shape)) for shape in shapes]
+        return [shapes[int(np.argmin(values))]]
+
+    def _climb_over_shapes(self, num_ops: int, patterns: list[Shape]) -> list[Arrangement]:
+        """Climb over shapes from patterns, and from what the best templates lead to."""
+        shapes = patterns + [
             Shape.of(each.rule.preferences(self.problem, self.bound, each.best), self.problem)
             for each in self.best_of(Template)[:_NUM_SHAPED]
         ]
