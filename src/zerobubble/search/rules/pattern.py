@@ -7,6 +7,7 @@ what climbing over templates does not, so only a thorough search does it.
 """
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, product
 from typing import TYPE_CHECKING, Any
@@ -201,7 +202,14 @@ class _Model:
         solver.parameters.num_workers = _WORKERS
         solver.parameters.interleave_search = True  # the same result on any machine
         solver.parameters.random_seed = _SEED
-        status = solver.solve(self.model)
+        solver.parameters.catch_sigint_signal = False
+        with ThreadPoolExecutor(1) as pool:  # so that the user can interrupt
+            solving = pool.submit(solver.solve, self.model)
+            try:
+                status = solving.result()
+            except BaseException:
+                solver.stop_search()
+                raise
         return solver if status in (self.solver.OPTIMAL, self.solver.FEASIBLE) else None
 
     def fit(self, found: Any) -> None:
